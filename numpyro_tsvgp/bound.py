@@ -1,0 +1,220 @@
+"""The bound, and the model of the hyperparameters whose likelihood it is.
+
+Both halves of the method start here: an E-step takes the gradient of the expected
+log-likelihood in the marginals, an M-step takes the gradient of the bound, with sites held, in
+everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro
+from jax import Array
+from numpyro import handlers
+
+from numpyro_tsvgp import sites
+from numpyro_tsvgp.expectations import (
+    Marginals,
+    Rule,
+    choose_rule,
+    expect,
+    site_gradients,
+)
+from numpyro_tsvgp.extract import GPSite, Reading, log_likelihood, read
+from numpyro_tsvgp.guide import AutoDualGaussian, Params
+from numpyro_tsvgp.sites import Features, PointSites, Prior, TiedSites
+
+__all__ = ["collapse", "collapsed_model", "update_sites"]
+
+
+class Data(NamedTuple):
+    """One GP at its training inputs and the current hyperparameters."""
+
+    site: GPSite
+    prior: Prior
+    features: Features
+
+
+def _at_data(guide: AutoDualGaussian, reading: Reading, params: Params) -> dict[str, Data]:
+    out = {}
+    for name, site in reading.gps.items():
+        prior = guide.prior(name, site, params)
+        features = guide.training_features(name, site, params, prior, site.gp.X)
+        out[name] = Data(site, prior, features)
+    return out
+
+
+def _nodes(guide: AutoDualGaussian, rule: Rule | None, key: Array) -> tuple[Array, Array]:
+    dim = guide.setup().dim
+    return (choose_rule(dim) if rule is None else rule).nodes(key, dim)
+
+
+def collapsed_model(
+    guide: AutoDualGaussian, rule: Rule | None = None, key: Array | None = None
+) -> Callable[..., None]:
+    r"""The model of the hyperparameters: GPs integrated out, the bound in place of the data.
+
+    .. math::
+      \log p(\theta) + \mathcal{L}(\lambda, \theta), \qquad
+      \mathcal{L} = \mathbb{E}_q \log p(y \mid f) - \mathrm{KL}(q \,\|\, p)
+
+    Args:
+      guide: a guide that has been set up.
+      rule: quadrature rule, or None for the default.
+      key: key for rules with random nodes; the bound is a deterministic function given it.
+
+    Returns:
+      A NumPyro model with the arguments of the original one. The guide's sites and inducing
+      inputs, like the model's own parameters, are ``param`` sites of it.
+    """
+
+    def model(*args: Any, **kwargs: Any) -> None:
+        structure = guide.setup(*args, **kwargs)
+        before_gps = True
+
+        def expose(site: dict[str, Any]) -> bool:
+            # A deterministic site can only be shown while it cannot depend on a GP.
+            nonlocal before_gps
+            before_gps = before_gps and site["name"] not in structure.gps
+            if site["type"] == "deterministic":
+                return before_gps
+            return structure.is_hyper_or_frame(site)
+
+        reading = read(guide.model, args, kwargs, expose=expose)
+        params = guide.declare(reading.gps)
+        kl: Any = 0.0
+        marginals = {}
+        for name, data in _at_data(guide, reading, params).items():
+            whitened = sites.whiten(guide.unpack(name, params), data.prior, data.features)
+            q = sites.posterior(whitened)
+            mean, variance = sites.marginals(q, data.features)
+            marginals[name] = Marginals(mean + data.site.loc, variance)
+            kl = kl + sites.kl_divergence(q)
+        likelihood = log_likelihood(guide.model, reading, args, kwargs)
+        nodes, weights = _nodes(guide, rule, jax.random.key(0) if key is None else key)
+        expected = expect(likelihood, marginals, structure.axes, nodes, weights)
+        numpyro.factor("bound", expected - kl)
+
+    return model
+
+
+def collapse(
+    model: Callable[..., Any],
+    guide: AutoDualGaussian,
+    params: Params,
+    *,
+    quadrature: Rule | None = None,
+) -> Callable[..., None]:
+    r"""The NumPyro model of the hyperparameters alone, with fitted sites held.
+
+    Hyperparameters that the model samples stay sampled; ``numpyro.param`` values, the inducing
+    inputs and the sites are held at ``params``. It is an ordinary NumPyro model: its MAP is the
+    M-step, NUTS on it gives a hyperparameter posterior, and any autoguide fits it.
+
+    Args:
+      model: the NumPyro model.
+      guide: the guide that was fitted to it.
+      params: fitted parameters.
+      quadrature: quadrature rule, or None for the default.
+
+    Returns:
+      A NumPyro model with the same arguments.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
+      >>> from numpyro.infer import MCMC, NUTS
+      >>> from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, collapse, kernels
+      >>> def model(X, y=None):
+      ...     scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+      ...     f = numpyro.sample("f", GP(kernels.RBF(scale), X))
+      ...     with numpyro.plate("data", X.shape[0]):
+      ...         numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+      >>> X = jnp.linspace(0.0, 1.0, 15)
+      >>> y = jnp.sin(6.0 * X)
+      >>> guide = AutoDualGaussian(model, inducing=X[::3], learn_inducing=False)
+      >>> result = TSVGP(model, guide, optax.adam(0.1)).run(
+      ...     jax.random.key(0), 20, X, y, progress_bar=False)
+      >>> mcmc = MCMC(NUTS(collapse(model, guide, result.params)), num_warmup=20,
+      ...             num_samples=10, progress_bar=False)
+      >>> mcmc.run(jax.random.key(1), X, y)
+      >>> mcmc.get_samples()["scale"].shape
+      (10,)
+    """
+    if model is not guide.model:
+        raise ValueError("collapse needs the model that the guide was made for.")
+    return handlers.substitute(collapsed_model(guide, quadrature), data=dict(params))
+
+
+def update_sites(
+    guide: AutoDualGaussian,
+    reading: Reading,
+    params: Params,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    rate: Any,
+    steps: int,
+    rule: Rule | None,
+    key: Array,
+) -> dict[str, Array]:
+    """The E-step: ``steps`` site updates of every GP at fixed hyperparameters.
+
+    Features are computed once, and in whitened coordinates nothing is solved in between.
+
+    Args:
+      guide: the guide.
+      reading: a reading of the model at the current hyperparameters.
+      params: current parameters.
+      args: arguments of the model.
+      kwargs: keyword arguments of the model.
+      rate: the step size r.
+      steps: number of updates.
+      rule: quadrature rule, or None for the default.
+      key: key for rules with random nodes.
+
+    Returns:
+      The site parameters after the updates.
+    """
+    likelihood = log_likelihood(guide.model, reading, args, kwargs)
+    nodes, weights = _nodes(guide, rule, key)
+    axes = guide.setup().axes
+    data = _at_data(guide, reading, params)
+
+    # Tied sites move to the coordinates of the current prior once, before the first update.
+    start: dict[str, TiedSites | PointSites] = {}
+    for name, d in data.items():
+        value = guide.unpack(name, params)
+        if isinstance(value, TiedSites):
+            value = TiedSites(*sites.whiten(value, d.prior, None), d.prior.inverse)
+        start[name] = value
+
+    def step(_: Any, current: dict[str, TiedSites | PointSites]) -> dict[str, Any]:
+        centred, marginals = {}, {}
+        for name, d in data.items():
+            value = current[name]
+            if isinstance(value, TiedSites):  # already in the coordinates of this prior
+                whitened = sites.Whitened(value.linear, value.quadratic)
+            else:
+                whitened = sites.whiten(value, d.prior, d.features)
+            centred[name] = sites.marginals(sites.posterior(whitened), d.features)
+            mean, variance = centred[name]
+            marginals[name] = Marginals(mean + d.site.loc, variance)
+        _, gradients = site_gradients(likelihood, marginals, axes, nodes, weights)
+        return {
+            name: sites.blend(
+                current[name],
+                gradients[name]._replace(beta=jnp.maximum(gradients[name].beta, 0.0)),
+                centred[name].mean,
+                d.prior,
+                d.features,
+                rate,
+            )
+            for name, d in data.items()
+        }
+
+    final = step(0, start) if steps == 1 else jax.lax.fori_loop(0, steps, step, start)
+    return {k: v for name, value in final.items() for k, v in guide.pack(name, value).items()}

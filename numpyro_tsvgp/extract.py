@@ -1,0 +1,208 @@
+"""From a NumPyro model to its GP sites and one scalar log-likelihood of their values.
+
+The model is run as it is. A handler gives every GP site a value (its prior mean at first), so
+that no covariance is ever built, and everything else that the run decided, hyperparameters,
+parameters, subsample indices, is recorded and pinned when the likelihood is evaluated at other
+values of the GPs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro
+from jax import Array
+from numpyro import handlers
+
+from numpyro_tsvgp.distributions import GP, find_gp
+
+__all__ = ["FlatKernel", "GPSite", "Reading", "hyperparameter_names", "log_likelihood", "read"]
+
+Model = Callable[..., Any]
+Message = dict[str, Any]
+
+
+class FlatKernel:
+    """A kernel whose batch axes are flattened: ``(k, n1, n2)`` with k one or all latents."""
+
+    def __init__(self, kernel: Any, batch_shape: tuple[int, ...]) -> None:
+        self.kernel = kernel
+        self.batch_shape = batch_shape
+
+    def _flatten(self, values: Array, tail: int) -> Array:
+        batch, tail_shape = values.shape[:-tail], values.shape[-tail:]
+        if math.prod(batch) > 1:
+            values = jnp.broadcast_to(values, self.batch_shape + tail_shape)
+        return values.reshape((-1, *tail_shape))
+
+    def __call__(self, X1: Array, X2: Array) -> Array:
+        return self._flatten(self.kernel(X1, X2), 2)
+
+    def diag(self, X: Array) -> Array:
+        return self._flatten(self.kernel.diag(X), 1)
+
+
+class GPSite(NamedTuple):
+    """A GP site of a model: its prior at the inputs of this run, and the shape of its plates."""
+
+    gp: GP
+    batch_shape: tuple[int, ...]
+
+    @property
+    def kernel(self) -> FlatKernel:
+        return FlatKernel(self.gp.kernel, self.batch_shape)
+
+    @property
+    def latents(self) -> int:
+        """How many functions the plates around the site make."""
+        return math.prod(self.batch_shape)
+
+    @property
+    def rows(self) -> int:
+        return self.gp.event_shape[0]
+
+    @property
+    def loc(self) -> Array:
+        """The prior mean at the inputs, shape ``(latents, n)`` or one that broadcasts to it."""
+        if self.gp.loc.ndim <= 1:
+            return jnp.broadcast_to(self.gp.loc, (1, self.rows))
+        shape = (*self.batch_shape, self.rows)
+        return jnp.broadcast_to(self.gp.loc, shape).reshape(-1, self.rows)
+
+    def unflatten(self, values: Array) -> Array:
+        """From ``(..., latents, n)`` to the shape of the site's value in the model."""
+        return values.reshape((*values.shape[:-2], *self.batch_shape, values.shape[-1]))
+
+
+class Reading(NamedTuple):
+    """What one run of a model shows: its GP sites, the values to pin, and the full trace."""
+
+    gps: dict[str, GPSite]
+    pinned: dict[str, Any]
+    trace: Mapping[str, Message]
+
+
+class _MeansForGPs(handlers.substitute):
+    """Gives GP sites their prior mean, so that none is sampled and no covariance is built."""
+
+    def __init__(self, fn: Model | None = None) -> None:
+        super().__init__(fn, substitute_fn=self._mean)
+
+    @staticmethod
+    def _mean(msg: Message) -> Array | None:
+        if msg["type"] != "sample" or msg["value"] is not None or find_gp(msg["fn"]) is None:
+            return None
+        return jnp.broadcast_to(find_gp(msg["fn"]).loc, msg["fn"].shape())
+
+
+def is_gp(site: Message) -> bool:
+    return site["type"] == "sample" and find_gp(site["fn"]) is not None
+
+
+def is_observed(site: Message) -> bool:
+    return site["type"] == "sample" and site["is_observed"]
+
+
+def is_hyperparameter(site: Message) -> bool:
+    """A sampled site that is neither a GP, nor data, nor data to impute (``obs_mask``)."""
+    return (
+        site["type"] == "sample"
+        and not site["is_observed"]
+        and find_gp(site["fn"]) is None
+        and not site["name"].endswith("_unobserved")
+    )
+
+
+def hyperparameter_names(trace: Mapping[str, Message]) -> list[str]:
+    return [name for name, site in trace.items() if is_hyperparameter(site)]
+
+
+def read(
+    model: Model,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    expose: Callable[[Message], bool] = lambda site: False,
+    values: Mapping[str, Any] | None = None,
+    key: Array | None = None,
+) -> Reading:
+    """Runs a model and reads off its GP sites.
+
+    Args:
+      model: the NumPyro model.
+      args: its arguments.
+      kwargs: its keyword arguments.
+      expose: which sites handlers outside of this call may see and set; all others are private
+        to this run.
+      values: values for sites, by name.
+      key: seed for what the model draws; None for one of the seed handler around this call.
+
+    Returns:
+      The GP sites with their priors at the inputs of this run, the values of everything else
+      that is not data, and the trace.
+    """
+    if key is None:
+        key = numpyro.prng_key()
+        key = jax.random.key(0) if key is None else key
+    with (
+        handlers.block(hide_fn=lambda site: not expose(site)),
+        handlers.trace() as trace,
+        handlers.seed(rng_seed=key),
+        handlers.substitute(data=dict(values or {})),
+        _MeansForGPs(),
+    ):
+        model(*args, **kwargs)
+    gps, pinned = {}, {}
+    for name, site in trace.items():
+        if is_gp(site) and not site["is_observed"]:
+            gps[name] = GPSite(find_gp(site["fn"]), site["fn"].batch_shape)
+        elif site["type"] in ("param", "plate") or (
+            site["type"] == "sample" and not site["is_observed"]
+        ):
+            pinned[name] = site["value"]
+    return Reading(gps, pinned, trace)
+
+
+def log_likelihood(
+    model: Model, reading: Reading, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Callable[[Mapping[str, Array]], Array]:
+    r"""The log-likelihood of all observed sites as one scalar function of the GP values.
+
+    .. math:: \ell(f) = \sum_{\text{sites}} \text{scale} \cdot \log p(y \mid f)
+
+    Each site counts with its own ``scale`` (of plates that subsample and of
+    ``handlers.scale``) exactly once; masks and ``numpyro.factor`` are honoured.
+
+    Args:
+      model: the NumPyro model.
+      reading: a reading of it, whose values are pinned.
+      args: arguments of the model.
+      kwargs: keyword arguments of the model.
+
+    Returns:
+      A function of ``{site: values of shape (latents, n)}``.
+    """
+
+    def evaluate(values: Mapping[str, Array]) -> Array:
+        data = dict(reading.pinned)
+        data |= {name: reading.gps[name].unflatten(value) for name, value in values.items()}
+        with (
+            handlers.block(),
+            handlers.trace() as trace,
+            handlers.seed(rng_seed=0),
+            handlers.substitute(data=data),
+        ):
+            model(*args, **kwargs)
+        total: Any = 0.0
+        for site in trace.values():
+            if is_observed(site):
+                log_prob = site["fn"].log_prob(site["value"])
+                scale = 1.0 if site["scale"] is None else site["scale"]
+                total = total + jnp.sum(scale * log_prob)
+        return jnp.asarray(total)
+
+    return evaluate

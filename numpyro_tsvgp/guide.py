@@ -1,0 +1,494 @@
+"""AutoDualGaussian: a NumPyro autoguide whose parameters are sites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro
+from jax import Array, lax
+from jax.scipy.special import ndtri
+from numpyro import handlers
+from numpyro.infer.autoguide import AutoDelta, AutoGuide
+
+from numpyro_tsvgp import extract, sites
+from numpyro_tsvgp.checks import Structure, inspect
+from numpyro_tsvgp.distributions import GPPosterior, as_inputs
+from numpyro_tsvgp.expectations import Marginals
+from numpyro_tsvgp.extract import GPSite, Reading
+from numpyro_tsvgp.linalg import add_jitter, cholesky
+from numpyro_tsvgp.sites import Features, PointSites, Posterior, Prior, TiedSites
+
+__all__ = ["AutoDualGaussian"]
+
+Params = Mapping[str, Any]
+
+# Rows of features held at once when marginals are computed at many inputs, times m and latents.
+_CHUNK_ELEMENTS = 2**22
+
+
+class AutoDualGaussian(AutoGuide):
+    r"""A Gaussian guide over GP sites, in the dual parameterization.
+
+    For each GP site with inducing inputs Z the guide is
+
+    .. math::
+      q(f) = \int p(f \mid u) \, q(u) \, \mathrm{d}u, \qquad
+      q(u) \propto p(u) \, \exp\!\big(u^\top \lambda_1 - \tfrac12 u^\top \Lambda_2 u\big),
+
+    with the dual parameters :math:`\lambda_1 = \sum_i a_i (\alpha_i + \beta_i m_i)` and
+    :math:`\Lambda_2 = \sum_i \beta_i a_i a_i^\top`. The prior in it is that of the current
+    hyperparameters, so the guide follows them. Latent functions are independent of one another
+    under q.
+
+    The guide always follows its arguments: called with new inputs it gives the posterior there.
+
+    Args:
+      model: a NumPyro model with one or more :class:`~numpyro_tsvgp.GP` sites.
+      inducing: inducing inputs of shape ``(m, d)``, a dict from GP site to such an array, or
+        None for none (t-VGP: one site for each data point, for small data). A GP site that the
+        dict leaves out has none.
+      sites: ``"tied"`` keeps the m-sized sums over sites; ``"untied"`` keeps a pair for each
+        data point and rebuilds the sums when hyperparameters move, which asks for all the
+        training inputs in each step.
+      learn_inducing: whether the M-step moves the inducing inputs.
+      hyper_guide: the guide of hyperparameters that the model samples, as a function of a
+        model: ``AutoDelta`` (the default, MAP), ``AutoNormal``, or any other autoguide class.
+      prefix: what the names of the guide's parameters have in the middle, as in NumPyro.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
+      >>> from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
+      >>> def model(X, y=None):
+      ...     f = numpyro.sample("f", GP(kernels.RBF(0.3), X))
+      ...     with numpyro.plate("data", X.shape[0]):
+      ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+      >>> X = jnp.linspace(0.0, 1.0, 20)
+      >>> y = jnp.round(3.0 + 2.0 * jnp.sin(6.0 * X))
+      >>> guide = AutoDualGaussian(model, inducing=X[::4])
+      >>> result = TSVGP(model, guide, optax.adam(0.01)).run(
+      ...     jax.random.key(0), 5, X, y, progress_bar=False)
+      >>> guide.marginals(result.params, jnp.array([0.1, 0.5, 0.9]))["f"].mean.shape
+      (3,)
+      >>> guide.sample_posterior(jax.random.key(1), result.params, X, sample_shape=(7,))["f"].shape
+      (7, 20)
+
+    References:
+      V. Adam, P. E. Chang, M. E. Khan, A. Solin, *Dual parameterization of sparse variational
+      Gaussian processes*, NeurIPS 2021.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        inducing: Any = None,
+        *,
+        sites: str = "tied",
+        learn_inducing: bool = True,
+        hyper_guide: Callable[..., AutoGuide] | None = None,
+        prefix: str = "auto",
+    ) -> None:
+        if sites not in ("tied", "untied"):
+            raise ValueError(f'sites must be "tied" or "untied", got {sites!r}.')
+        super().__init__(model, prefix=prefix)
+        self.inducing = inducing
+        self.sites = sites
+        self.learn_inducing = learn_inducing
+        self._make_hyper_guide = AutoDelta if hyper_guide is None else hyper_guide
+        self.hyper_guide: AutoGuide | None = None
+        self.structure: Structure | None = None
+
+    # ---- reading the model once --------------------------------------------------------------
+
+    def setup(self, *args: Any, **kwargs: Any) -> Structure:
+        """Reads the model at its training arguments, checks it, and remembers its structure.
+
+        :class:`~numpyro_tsvgp.TSVGP` does this at ``init``. Call it yourself only to predict
+        from saved parameters with a guide that has not been fitted in this process.
+
+        Args:
+          *args: arguments of the model, with the data.
+          **kwargs: keyword arguments of the model.
+
+        Returns:
+          The structure: GP sites, hyperparameters, and which latent functions meet in a term.
+        """
+        if self.structure is None:
+            structure = inspect(self.model, args, kwargs)
+            inducing = {name: self._inducing_of(name, structure) for name in structure.gps}
+            if structure.hyperparameters:
+                hyper_model = partial(self._prior_of_hyperparameters, structure)
+                self.hyper_guide = self._make_hyper_guide(hyper_model, prefix=self.prefix)
+                with handlers.block(), handlers.seed(rng_seed=0):
+                    self.hyper_guide(*args, **kwargs)
+            self._inducing = inducing
+            self.structure = structure
+        return self.structure
+
+    def _inducing_of(self, name: str, structure: Structure) -> Array | None:
+        given = self.inducing
+        if isinstance(given, Mapping):
+            unknown = sorted(set(given) - set(structure.gps))
+            if unknown:
+                raise ValueError(
+                    f"inducing has inputs for {unknown}, but the GP sites of the model are "
+                    f"{sorted(structure.gps)}."
+                )
+            given = given.get(name)
+        if given is None:
+            return None
+        Z, X = as_inputs(given), structure.gps[name].gp.X
+        if X.ndim == 1 and Z.ndim == 2 and Z.shape[1] == 1:
+            Z = Z[:, 0]
+        if X.ndim == 2 and Z.ndim == 1 and X.shape[1] == 1:
+            Z = Z[:, None]
+        if Z.shape[1:] != X.shape[1:]:
+            raise ValueError(
+                f"The inducing inputs of GP site '{name}' have shape {Z.shape} but its inputs "
+                f"have shape {X.shape}: they must have the same number of columns."
+            )
+        return Z.astype(X.dtype)
+
+    def _prior_of_hyperparameters(
+        self, structure: Structure, *args: Any, **kwargs: Any
+    ) -> None:
+        """The model of the hyperparameters alone, without GPs and data."""
+        extract.read(self.model, args, kwargs, expose=structure.is_hyper_or_frame)
+
+    # ---- the guide's own parameters ----------------------------------------------------------
+
+    def _name(self, site: str, what: str) -> str:
+        return f"{site}_{self.prefix}_{what}"
+
+    def _is_full(self, name: str) -> bool:
+        return self._inducing[name] is None
+
+    def _keeps_inputs(self, name: str) -> bool:
+        """Point sites with inducing inputs need the training inputs to rebuild their sums."""
+        return self.sites == "untied" and not self._is_full(name)
+
+    def initial_parameters(self, name: str, site: GPSite) -> dict[str, Array]:
+        """Parameters of one GP site before any data: sites of zero, where q is the prior."""
+        Z = site.gp.X if self._is_full(name) else self._inducing[name]
+        p, dtype = site.latents, site.gp.loc.dtype
+        k = jax.eval_shape(site.kernel.diag, Z).shape[0]
+        m, n = Z.shape[0], site.rows
+        initial: dict[str, Array] = {"inducing": Z}
+        if self._is_full(name) or self.sites == "untied":
+            initial |= {"linear": jnp.zeros((p, n), dtype), "quadratic": jnp.zeros((p, n), dtype)}
+        else:
+            identity = jnp.broadcast_to(jnp.eye(m, dtype=dtype), (k, m, m))
+            initial |= {"linear": jnp.zeros((p, m), dtype)}
+            initial |= {"quadratic": jnp.zeros((p, m, m), dtype), "inverse": identity}
+        if self._keeps_inputs(name):
+            initial["inputs"] = site.gp.X
+        return {self._name(name, what): value for what, value in initial.items()}
+
+    def declare(self, gps: Mapping[str, GPSite]) -> dict[str, Any]:
+        """Declares the guide's parameters as NumPyro ``param`` sites and returns their values."""
+        return {
+            key: numpyro.param(key, value)
+            for name in gps
+            for key, value in self.initial_parameters(name, self.structure.gps[name]).items()
+        }
+
+    def is_fixed(self, key: str) -> bool:
+        """Whether a parameter is set by E-steps or held, rather than moved by the optimizer."""
+        for name in self.structure.gps:
+            if key == self._name(name, "inducing"):
+                return self._is_full(name) or not self.learn_inducing
+            fields = ("linear", "quadratic", "inverse", "inputs")
+            if key in {self._name(name, what) for what in fields}:
+                return True
+        return False
+
+    def unpack(self, name: str, params: Params) -> TiedSites | PointSites:
+        """The sites of one GP from the parameters."""
+        fields = {what: params.get(self._name(name, what)) for what in TiedSites._fields}
+        if fields["inverse"] is None:
+            return PointSites(fields["linear"], fields["quadratic"])
+        return TiedSites(**fields)
+
+    def pack(self, name: str, value: TiedSites | PointSites) -> dict[str, Array]:
+        """The inverse of :meth:`unpack`."""
+        return {self._name(name, what): v for what, v in value._asdict().items()}
+
+    # ---- from parameters to posteriors -------------------------------------------------------
+
+    def prior(self, name: str, site: GPSite, params: Params) -> Prior:
+        return sites.prior(site.kernel, params[self._name(name, "inducing")], site.gp.jitter)
+
+    def training_features(
+        self, name: str, site: GPSite, params: Params, prior: Prior, X: Array
+    ) -> Features:
+        """Features at training inputs, which without inducing inputs are the inducing inputs."""
+        if self._is_full(name):
+            return sites.features_at_inducing(prior)
+        return sites.features(site.kernel, params[self._name(name, "inducing")], X, prior)
+
+    def posterior(self, name: str, site: GPSite, params: Params) -> tuple[Prior, Posterior]:
+        """Prior and posterior of one GP at its inducing inputs, in whitened coordinates."""
+        prior = self.prior(name, site, params)
+        value = self.unpack(name, params)
+        training = None
+        if isinstance(value, PointSites):
+            inputs = params.get(self._name(name, "inputs"))
+            training = self.training_features(name, site, params, prior, inputs)
+        return prior, sites.posterior(sites.whiten(value, prior, training))
+
+    def dual_parameters(
+        self, params: Params, *args: Any, **kwargs: Any
+    ) -> dict[str, tuple[Array, Array]]:
+        r"""The dual parameters :math:`(\lambda_1, \Lambda_2)` of each GP site.
+
+        Args:
+          params: fitted parameters.
+          *args: arguments of the model.
+          **kwargs: keyword arguments of the model.
+
+        Returns:
+          A dict from GP site to arrays of shape ``batch + (m,)`` and ``batch + (m, m)``.
+        """
+        out = {}
+        for name, site in self._read(params, args, kwargs).gps.items():
+            prior = self.prior(name, site, params)
+            value = self.unpack(name, params)
+            training = None
+            if isinstance(value, PointSites):
+                inputs = params.get(self._name(name, "inputs"))
+                training = self.training_features(name, site, params, prior, inputs)
+            xi, gram = sites.whiten(value, prior, training)
+            lambda_1 = jnp.einsum("...ij,...i->...j", prior.inverse, xi)
+            lambda_2 = prior.inverse.mT @ gram @ prior.inverse
+            m = xi.shape[-1]
+            out[name] = (
+                lambda_1.reshape(*site.batch_shape, m),
+                lambda_2.reshape(*site.batch_shape, m, m),
+            )
+        return out
+
+    def _joint(self, name: str, site: GPSite, params: Params) -> GPPosterior:
+        """The joint posterior of one GP at the inputs of ``site``."""
+        prior, q = self.posterior(name, site, params)
+        X = site.gp.X
+        at = sites.features(site.kernel, params[self._name(name, "inducing")], X, prior)
+        residual = site.kernel(X, X) - at.w.mT @ at.w
+        # The residual can vanish (at the inducing inputs), so its jitter is that of the prior.
+        scale = add_jitter(site.kernel(X, X), site.gp.jitter) - site.kernel(X, X)
+        chol = cholesky(residual + scale)
+        batch = site.batch_shape
+        mean = q.mean @ at.w[0] if at.w.shape[0] == 1 else jnp.einsum("pm,pmn->pn", q.mean, at.w)
+
+        def shape(x: Array) -> Array:  # (k, ., .) to (., .) or batch + (., .)
+            return x[0] if x.shape[0] == 1 else x.reshape(*batch, *x.shape[1:])
+
+        inverse = q.inverse.reshape(*batch, *q.inverse.shape[1:])
+        return GPPosterior(site.unflatten(site.loc + mean), shape(at.w), inverse, shape(chol))
+
+    def _marginals(self, name: str, site: GPSite, params: Params) -> Marginals:
+        """Marginals of one GP at the inputs of ``site``, in chunks of rows."""
+        prior, q = self.posterior(name, site, params)
+        Z = params[self._name(name, "inducing")]
+
+        def at(X: Array) -> Marginals:
+            return sites.marginals(q, sites.features(site.kernel, Z, X, prior))
+
+        X, n = site.gp.X, site.rows
+        chunk = max(_CHUNK_ELEMENTS // q.inverse[:, 0].size, 256)
+        if n <= chunk:
+            mean, variance = at(X)
+        else:
+            pad = -n % chunk
+            padded = jnp.concatenate([X, jnp.broadcast_to(X[:1], (pad, *X.shape[1:]))])
+            parts = lax.map(at, padded.reshape(-1, chunk, *X.shape[1:]))
+            mean, variance = (jnp.moveaxis(v, 0, 1).reshape(-1, n + pad)[:, :n] for v in parts)
+        return Marginals(site.unflatten(site.loc + mean), site.unflatten(variance))
+
+    # ---- hyperparameters ---------------------------------------------------------------------
+
+    @property
+    def has_point_hyperparameters(self) -> bool:
+        """Whether hyperparameters are points (MAP, or none sampled) and not distributions."""
+        return self.hyper_guide is None or isinstance(self.hyper_guide, AutoDelta)
+
+    def sample_hyperparameters(
+        self, key: Array, params: Params, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> dict[str, Array]:
+        """One draw of the hyperparameters that the model samples."""
+        if self.hyper_guide is None:
+            return {}
+        if self.has_point_hyperparameters:
+            return dict(self.hyper_guide.median(params))
+        with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=key):
+            handlers.substitute(self.hyper_guide, data=dict(params))(*args, **kwargs)
+        return {name: trace[name]["value"] for name in self.structure.hyperparameters}
+
+    def _read(
+        self,
+        params: Params,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        hyper: Params | None = None,
+    ) -> Reading:
+        """Reads the model at given parameters, at the inputs in the arguments."""
+        self.setup(*args, **kwargs)
+        key = jax.random.key(0)
+        if hyper is None:
+            hyper = self.sample_hyperparameters(key, params, args, kwargs)
+        return extract.read(self.model, args, kwargs, values={**params, **hyper}, key=key)
+
+    # ---- NumPyro's interface -----------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
+        """Samples hyperparameters and the GP sites at the inputs in the arguments."""
+        structure = self.setup(*args, **kwargs)
+        self.prototype_trace = structure.trace
+        values: dict[str, Array] = {}
+        with handlers.trace() as trace:
+            if self.hyper_guide is not None:
+                values = dict(self.hyper_guide(*args, **kwargs))
+            params = self.declare(structure.gps)
+        params |= {k: s["value"] for k, s in trace.items() if s["type"] == "param"}
+        values = {name: values[name] for name in structure.hyperparameters}
+        result = dict(values)
+        if self.has_point_hyperparameters and self.hyper_guide is not None:
+            values = dict(self.hyper_guide.median(params))
+        # `Predictive` calls the guide inside a loop over draws. When nothing but the random key
+        # is traced, the factors are computed here and now, once, and enter the loop as constants.
+        concrete = not structure.subsamples and not _traced((params, values, args, kwargs))
+        with jax.ensure_compile_time_eval() if concrete else nullcontext():
+            reading = extract.read(
+                self.model,
+                args,
+                kwargs,
+                values={**params, **values},
+                expose=lambda site: site["type"] in ("param", "plate"),
+                key=jax.random.key(0) if concrete else None,
+            )
+            joint = {name: self._joint(name, gp, params) for name, gp in reading.gps.items()}
+        for name, q in joint.items():
+            result[name] = numpyro.sample(name, q)
+        return result
+
+    def sample_posterior(
+        self,
+        rng_key: Array,
+        params: Params,
+        *args: Any,
+        sample_shape: tuple[int, ...] = (),
+        **kwargs: Any,
+    ) -> dict[str, Array]:
+        """Joint draws of hyperparameters and GP sites at the inputs in the arguments.
+
+        The covariance is factorised once for all draws when hyperparameters are points, and
+        once for each draw when they are variational.
+
+        Args:
+          rng_key: random key.
+          params: fitted parameters.
+          *args: arguments of the model; the data may be left out.
+          sample_shape: shape of the draws.
+          **kwargs: keyword arguments of the model.
+
+        Returns:
+          A dict from site to draws of shape ``sample_shape + shape of the site``.
+        """
+        self.setup(*args, **kwargs)
+
+        def draw(key: Array, shape: tuple[int, ...]) -> dict[str, Array]:
+            key_hyper, *keys = jax.random.split(key, 1 + len(self.structure.gps))
+            hyper = self.sample_hyperparameters(key_hyper, params, args, kwargs)
+            reading = self._read(params, args, kwargs, hyper)
+            out = {k: jnp.broadcast_to(v, shape + jnp.shape(v)) for k, v in hyper.items()}
+            for k, (name, site) in zip(keys, reading.gps.items(), strict=True):
+                out[name] = self._joint(name, site, params).sample(k, shape)
+            return out
+
+        if self.has_point_hyperparameters:
+            return draw(rng_key, tuple(sample_shape))
+        count = int(jnp.prod(jnp.array(sample_shape))) if sample_shape else 1
+        draws = lax.map(lambda key: draw(key, ()), jax.random.split(rng_key, count))
+        return jax.tree.map(lambda x: x.reshape(*sample_shape, *x.shape[1:]), draws)
+
+    def marginals(
+        self, params: Params, *args: Any, num_hyper: int = 16, **kwargs: Any
+    ) -> dict[str, Marginals]:
+        """Posterior mean and variance of each GP site at the inputs in the arguments.
+
+        Memory is bounded whatever the number of inputs: features are made in chunks of rows.
+
+        Args:
+          params: fitted parameters.
+          *args: arguments of the model; the data may be left out.
+          num_hyper: how many draws of variational hyperparameters the moments average over.
+          **kwargs: keyword arguments of the model.
+
+        Returns:
+          A dict from GP site to a named tuple ``(mean, variance)``, each of the site's shape.
+        """
+        self.setup(*args, **kwargs)
+
+        def at(key: Array) -> dict[str, Marginals]:
+            hyper = self.sample_hyperparameters(key, params, args, kwargs)
+            reading = self._read(params, args, kwargs, hyper)
+            return {name: self._marginals(name, gp, params) for name, gp in reading.gps.items()}
+
+        if self.has_point_hyperparameters:
+            return at(jax.random.key(0))
+        parts = lax.map(at, jax.random.split(jax.random.key(0), num_hyper))
+        return {
+            name: Marginals(q.mean.mean(0), q.variance.mean(0) + q.mean.var(0))
+            for name, q in parts.items()
+        }
+
+    def median(self, params: Params, *args: Any, **kwargs: Any) -> dict[str, Array]:
+        """Posterior median of every site, GPs at the inputs in the arguments.
+
+        Args:
+          params: fitted parameters.
+          *args: arguments of the model; the data may be left out.
+          **kwargs: keyword arguments of the model.
+
+        Returns:
+          A dict from site to its median.
+        """
+        marginals = self.marginals(params, *args, **kwargs)
+        hyper = {} if self.hyper_guide is None else dict(self.hyper_guide.median(params))
+        return hyper | {name: q.mean for name, q in marginals.items()}
+
+    def quantiles(
+        self, params: Params, quantiles: Any, *args: Any, **kwargs: Any
+    ) -> dict[str, Array]:
+        """Posterior quantiles of every site, GPs at the inputs in the arguments.
+
+        Args:
+          params: fitted parameters.
+          quantiles: one or more numbers between 0 and 1.
+          *args: arguments of the model; the data may be left out.
+          **kwargs: keyword arguments of the model.
+
+        Returns:
+          A dict from site to quantiles, with a leading axis when several are asked for.
+        """
+        q = jnp.asarray(quantiles)
+        marginals = self.marginals(params, *args, **kwargs)
+        hyper: dict[str, Array] = {}
+        if self.has_point_hyperparameters and self.hyper_guide is not None:
+            points = self.hyper_guide.median(params)
+            hyper = {k: jnp.broadcast_to(v, q.shape + jnp.shape(v)) for k, v in points.items()}
+        elif self.hyper_guide is not None:
+            hyper = dict(self.hyper_guide.quantiles(params, quantiles))
+
+        def normal(marginal: Marginals) -> Array:
+            z = ndtri(q).reshape(q.shape + (1,) * marginal.mean.ndim).astype(marginal.mean.dtype)
+            return marginal.mean + z * jnp.sqrt(marginal.variance)
+
+        return hyper | {name: normal(marginal) for name, marginal in marginals.items()}
+
+
+def _traced(tree: Any) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,279 @@
+r"""The dual parameters: how sites become a posterior, how they are blended, what they cost.
+
+Everything is in whitened coordinates :math:`v = L^{-1} u` with :math:`L L^\top = K`, the prior
+covariance of the inducing values. There the prior is standard normal and the posterior is
+
+.. math::
+  q(v) = \mathcal{N}(B^{-1} \xi, \; B^{-1}), \qquad B = I + G, \qquad
+  \xi = \sum_i w_i (\alpha_i + \beta_i m_i), \qquad G = \sum_i \beta_i w_i w_i^\top,
+
+with features :math:`w_i = L^{-1} k_Z(x_i)`. All eigenvalues of :math:`B` are at least one, so its
+Cholesky is safe in single precision.
+
+The dual parameters of the paper are :math:`\lambda_1 = L^{-\top} \xi` and
+:math:`\Lambda_2 = L^{-\top} G L^{-1}`. They are what stays fixed when the hyperparameters move.
+Storing them would cost twice the condition number of :math:`K` in accuracy, which single
+precision does not have. *Tied* sites are stored as :math:`(\xi, G)` together with the
+:math:`L_0^{-1}` they were made with, and move to another prior by :math:`T = L_0^{-1} L`, which is
+near the identity. *Point* sites keep one pair for each data point and rebuild the sums.
+
+Shapes: ``p`` latent functions, ``m`` inducing inputs, ``n`` data points, and a leading kernel axis
+``k`` that is 1 when the latent functions share a kernel and ``p`` when each has its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from numpyro_tsvgp.expectations import Marginals, SiteGradients
+from numpyro_tsvgp.linalg import add_jitter, cholesky_and_inverse
+
+__all__ = [
+    "Features",
+    "PointSites",
+    "Posterior",
+    "Prior",
+    "TiedSites",
+    "Whitened",
+    "blend",
+    "features",
+    "kl_divergence",
+    "marginals",
+    "posterior",
+    "prior",
+    "whiten",
+]
+
+
+class Prior(NamedTuple):
+    """Cholesky factor of the prior at the inducing inputs and its inverse, ``(k, m, m)``."""
+
+    chol: Array
+    inverse: Array
+
+
+class Features(NamedTuple):
+    """Whitened features ``(k, m, n)`` and the prior variance that they leave, ``(k, n)``."""
+
+    w: Array
+    residual: Array
+
+
+class TiedSites(NamedTuple):
+    """Sums over sites, in the coordinates of the prior whose inverse factor is ``inverse``."""
+
+    linear: Array  # (p, m)
+    quadratic: Array  # (p, m, m)
+    inverse: Array  # (k, m, m)
+
+
+class PointSites(NamedTuple):
+    """One pair for each data point: alpha_i + beta_i m_i and beta_i."""
+
+    linear: Array  # (p, n)
+    quadratic: Array  # (p, n)
+
+
+class Whitened(NamedTuple):
+    """The sums over sites in the coordinates of the current prior."""
+
+    xi: Array  # (p, m)
+    gram: Array  # (p, m, m)
+
+
+class Posterior(NamedTuple):
+    """Whitened posterior: mean ``B^-1 xi``, and the factor ``C`` of ``B`` with its inverse."""
+
+    mean: Array  # (p, m)
+    chol: Array  # (p, m, m)
+    inverse: Array  # (p, m, m)
+
+
+def prior(kernel: Any, inducing: Array, jitter: Any = None) -> Prior:
+    r"""Factorises the prior covariance at the inducing inputs, with its jitter.
+
+    Args:
+      kernel: a kernel of covariances with one leading axis, ``(k, ., .)``.
+      inducing: inducing inputs, ``(m, d)`` or ``(m,)``.
+      jitter: relative jitter, see :func:`numpyro_tsvgp.linalg.add_jitter`.
+
+    Returns:
+      The factor :math:`L` and its inverse.
+    """
+    return Prior(*cholesky_and_inverse(add_jitter(kernel(inducing, inducing), jitter)))
+
+
+def features(kernel: Any, inducing: Array, X: Array, prior: Prior) -> Features:
+    r"""Whitened features :math:`w_i = L^{-1} k_Z(x_i)` and residuals :math:`k_{ii} - |w_i|^2`.
+
+    Args:
+      kernel: a kernel of covariances with one leading axis, ``(k, ., .)``.
+      inducing: inducing inputs.
+      X: inputs, ``(n, d)`` or ``(n,)``.
+      prior: the factorised prior at ``inducing``.
+
+    Returns:
+      The features. A residual that rounds below zero is raised to zero.
+    """
+    w = prior.inverse @ kernel(inducing, X)
+    return Features(w, jnp.maximum(kernel.diag(X) - (w**2).sum(-2), 0.0))
+
+
+def features_at_inducing(prior: Prior) -> Features:
+    r"""Features at the inducing inputs themselves, :math:`W = L^\top`, which leave no residual.
+
+    This is the case without inducing points: every data point is its own.
+    """
+    return Features(prior.chol.mT, jnp.zeros(prior.chol.shape[:-1], prior.chol.dtype))
+
+
+def _project(matrices: Array, w: Array) -> Array:
+    """``(p, m, m) @ (k, m, n)``: one large product when the features are shared."""
+    if w.shape[0] == 1:
+        p, m, _ = matrices.shape
+        return (matrices.reshape(p * m, -1) @ w[0]).reshape(p, m, -1)
+    return matrices @ w
+
+
+def _sum_linear(w: Array, values: Array) -> Array:
+    """``sum_i values_i w_i`` for each latent function: (p, m)."""
+    if w.shape[0] == 1:
+        return values @ w[0].T
+    return jnp.einsum("pmn,pn->pm", w, values)
+
+
+def _sum_quadratic(w: Array, values: Array) -> Array:
+    """``sum_i values_i w_i w_i^T`` for each latent function: (p, m, m)."""
+    weighted = w * values[:, None, :]
+    if w.shape[0] == 1:
+        p, m, n = weighted.shape
+        return (weighted.reshape(p * m, n) @ w[0].T).reshape(p, m, m)
+    return weighted @ w.mT
+
+
+def whiten(sites: TiedSites | PointSites, prior: Prior, training: Features | None) -> Whitened:
+    r"""The sums :math:`(\xi, G)` in the coordinates of ``prior``.
+
+    The dual parameters are what is held: differentiating through this function with respect to
+    ``prior`` and ``training`` is 'the prior left free' of the M-step.
+
+    Args:
+      sites: tied or point sites.
+      prior: the current prior at the inducing inputs.
+      training: the current features at the training inputs; only point sites need them.
+
+    Returns:
+      The sums over sites.
+    """
+    if isinstance(sites, TiedSites):
+        move = sites.inverse @ prior.chol
+        xi = jnp.einsum("kij,pi->pj" if move.shape[0] == 1 else "pij,pi->pj", move, sites.linear)
+        return Whitened(xi, move.mT @ sites.quadratic @ move)
+    if training is None:
+        raise ValueError("Point sites need the features at the training inputs.")
+    return Whitened(
+        _sum_linear(training.w, sites.linear), _sum_quadratic(training.w, sites.quadratic)
+    )
+
+
+def blend(
+    sites: TiedSites | PointSites,
+    gradients: SiteGradients,
+    mean: Array,
+    prior: Prior,
+    training: Features,
+    rate: Any,
+) -> TiedSites | PointSites:
+    r"""One E-step: blends the sites with those that the likelihood asks for.
+
+    .. math::
+      \xi \leftarrow (1-r)\,\xi + r \sum_i w_i (\alpha_i + \beta_i m_i), \qquad
+      G \leftarrow (1-r)\,G + r \sum_i \beta_i w_i w_i^\top
+
+    The factor :math:`N/|M|` of a minibatch is already in the gradients, since the
+    log-likelihood carries its scale. The prior is not differentiated.
+
+    Args:
+      sites: the sites before the step. Tied sites must be in the coordinates of ``prior``.
+      gradients: alpha and beta at the current marginals.
+      mean: marginal means without the prior mean, ``(p, n)``.
+      prior: the current prior.
+      training: features of the data points in the gradients.
+      rate: the step size r in (0, 1].
+
+    Returns:
+      The sites after the step.
+
+    References:
+      V. Adam, P. E. Chang, M. E. Khan, A. Solin, *Dual parameterization of sparse variational
+      Gaussian processes*, NeurIPS 2021, Eq. 20 to 22.
+    """
+    linear = gradients.alpha + gradients.beta * mean
+    quadratic = gradients.beta
+    if isinstance(sites, TiedSites):
+        return TiedSites(
+            (1 - rate) * sites.linear + rate * _sum_linear(training.w, linear),
+            (1 - rate) * sites.quadratic + rate * _sum_quadratic(training.w, quadratic),
+            prior.inverse,
+        )
+    return PointSites(
+        (1 - rate) * sites.linear + rate * linear,
+        (1 - rate) * sites.quadratic + rate * quadratic,
+    )
+
+
+def posterior(whitened: Whitened) -> Posterior:
+    r"""The whitened posterior of the sites: :math:`B = I + G = C C^\top`, mean :math:`B^{-1}\xi`.
+
+    Args:
+      whitened: the sums over sites in the coordinates of the current prior.
+
+    Returns:
+      The mean, the factor C and its inverse.
+    """
+    identity = jnp.eye(whitened.gram.shape[-1], dtype=whitened.gram.dtype)
+    chol, inverse = cholesky_and_inverse(identity + whitened.gram)
+    half = jnp.einsum("pij,pj->pi", inverse, whitened.xi)
+    return Posterior(jnp.einsum("pij,pi->pj", inverse, half), chol, inverse)
+
+
+def marginals(q: Posterior, at: Features) -> Marginals:
+    r"""Posterior mean and variance of the function without its prior mean.
+
+    .. math:: m_i = w_i^\top B^{-1} \xi, \qquad v_i = k_{ii} - |w_i|^2 + |C^{-1} w_i|^2
+
+    Args:
+      q: the whitened posterior.
+      at: features of the inputs.
+
+    Returns:
+      Means and variances of shape ``(p, n)``. Variances are at least the rounding error of the
+      prior variance.
+    """
+    w = at.w
+    mean = q.mean @ w[0] if w.shape[0] == 1 else jnp.einsum("pm,pmn->pn", q.mean, w)
+    explained = (_project(q.inverse, w) ** 2).sum(-2)
+    floor = jnp.finfo(w.dtype).eps * (at.residual + (w**2).sum(-2))
+    return Marginals(mean, jnp.maximum(at.residual + explained, floor))
+
+
+def kl_divergence(q: Posterior) -> Array:
+    r"""Kullback-Leibler divergence from the prior, summed over latent functions.
+
+    .. math::
+      \mathrm{KL}(q(u) \,\|\, p(u)) =
+      \tfrac12 \big[\operatorname{tr} B^{-1} - m + |B^{-1}\xi|^2\big] + \sum_j \log C_{jj}
+
+    Args:
+      q: the whitened posterior.
+
+    Returns:
+      A scalar.
+    """
+    p, m = q.mean.shape
+    trace = (q.inverse**2).sum()
+    log_det = jnp.log(jnp.diagonal(q.chol, axis1=-2, axis2=-1)).sum()
+    return 0.5 * (trace - p * m + (q.mean**2).sum()) + log_det

@@ -1,0 +1,80 @@
+"""Set-up shared by the suite: precision, BLAS threads, plotting backend, data.
+
+The suite runs in float64. With ``TSVGP_TEST_FLOAT32=1`` JAX stays in float32, and only tests
+marked ``float32`` run; the others are skipped.
+
+To reuse compiled programs between runs set ``JAX_COMPILATION_CACHE_DIR`` (JAX's own variable).
+The suite does not do so by itself: a cached CPU program is tied to the machine it was made on.
+"""
+
+import os
+
+# Before JAX (and the BLAS it borrows from SciPy) is loaded: BLAS threads spin against XLA's.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+FLOAT32 = os.environ.get("TSVGP_TEST_FLOAT32", "") not in ("", "0")
+jax.config.update("jax_enable_x64", not FLOAT32)
+
+DATA = Path(__file__).parent / "data"
+
+
+def pytest_report_header() -> str:
+    precision = "float32" if FLOAT32 else "float64"
+    return f"jax {jax.__version__}, {jax.default_backend()}, {precision}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    need64 = pytest.mark.skip(reason="needs float64 (TSVGP_TEST_FLOAT32 is set)")
+    need32 = pytest.mark.skip(reason="float32 session only (set TSVGP_TEST_FLOAT32=1)")
+    for item in items:
+        marker = item.get_closest_marker("float32")
+        if FLOAT32 and marker is None:
+            item.add_marker(need64)
+        elif not FLOAT32 and marker is not None and marker.kwargs.get("only", False):
+            item.add_marker(need32)
+
+
+@pytest.fixture(autouse=True)
+def _precision_is_restored():
+    """A test that switches precision must not change it for the next one."""
+    yield
+    if jax.config.jax_enable_x64 == FLOAT32:
+        jax.config.update("jax_enable_x64", not FLOAT32)
+
+
+class Data(NamedTuple):
+    """Inputs and targets, as read-only float64 NumPy arrays; ``X, y = banana`` works."""
+
+    X: np.ndarray
+    y: np.ndarray
+
+
+def _load(name: str, columns: int) -> Data:
+    table = np.loadtxt(DATA / name, delimiter=",", skiprows=1, ndmin=2)
+    assert table.shape[1] == columns and np.isfinite(table).all()
+    table.setflags(write=False)
+    return Data(table[:, :-1], table[:, -1])
+
+
+@pytest.fixture(scope="session")
+def banana() -> Data:
+    """Binary classification: X of shape (400, 2), y of shape (400,) with values 0.0 and 1.0."""
+    data = _load("banana.csv", 3)
+    assert data.X.shape == (400, 2)
+    return data
+
+
+@pytest.fixture(scope="session")
+def mcycle() -> Data:
+    """Regression: X of shape (133, 1), time in ms; y of shape (133,), acceleration in g."""
+    data = _load("mcycle.csv", 2)
+    assert data.X.shape == (133, 1)
+    return data
