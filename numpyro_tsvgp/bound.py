@@ -16,7 +16,7 @@ import numpyro
 from jax import Array
 from numpyro import handlers
 
-from numpyro_tsvgp import sites
+from numpyro_tsvgp import posterior, sites
 from numpyro_tsvgp.expectations import (
     Marginals,
     Rule,
@@ -35,6 +35,7 @@ class Data(NamedTuple):
     """One GP at its training inputs and the current hyperparameters."""
 
     site: GPSite
+    sites: TiedSites | PointSites
     prior: Prior
     features: Features
 
@@ -42,9 +43,10 @@ class Data(NamedTuple):
 def _at_data(guide: AutoDualGaussian, reading: Reading, params: Params) -> dict[str, Data]:
     out = {}
     for name, site in reading.gps.items():
-        prior = guide.prior(name, site, params)
-        features = guide.training_features(name, site, params, prior, site.gp.X)
-        out[name] = Data(site, prior, features)
+        fitted = guide.unpack(name, params)
+        prior = posterior.prior(site, fitted)
+        features = posterior.training_features(site, fitted, prior, site.gp.X)
+        out[name] = Data(site, fitted.sites, prior, features)
     return out
 
 
@@ -89,7 +91,7 @@ def collapsed_model(
         kl: Any = 0.0
         marginals = {}
         for name, data in _at_data(guide, reading, params).items():
-            whitened = sites.whiten(guide.unpack(name, params), data.prior, data.features)
+            whitened = sites.whiten(data.sites, data.prior, data.features)
             q = sites.posterior(whitened)
             mean, variance = sites.marginals(q, data.features)
             marginals[name] = Marginals(mean + data.site.loc, variance)
@@ -137,9 +139,14 @@ def collapse(
       >>> y = jnp.sin(6.0 * X)
       >>> guide = AutoDualGaussian(model, inducing=X[::3], learn_inducing=False)
       >>> result = TSVGP(model, guide, optax.adam(0.1)).run(
-      ...     jax.random.key(0), 20, X, y, progress_bar=False)
-      >>> mcmc = MCMC(NUTS(collapse(model, guide, result.params)), num_warmup=20,
-      ...             num_samples=10, progress_bar=False)
+      ...     jax.random.key(0), 20, X, y, progress_bar=False
+      ... )
+      >>> mcmc = MCMC(
+      ...     NUTS(collapse(model, guide, result.params)),
+      ...     num_warmup=20,
+      ...     num_samples=10,
+      ...     progress_bar=False,
+      ... )
       >>> mcmc.run(jax.random.key(1), X, y)
       >>> mcmc.get_samples()["scale"].shape
       (10,)
@@ -187,7 +194,7 @@ def update_sites(
     # Tied sites move to the coordinates of the current prior once, before the first update.
     start: dict[str, TiedSites | PointSites] = {}
     for name, d in data.items():
-        value = guide.unpack(name, params)
+        value = d.sites
         if isinstance(value, TiedSites):
             value = TiedSites(*sites.whiten(value, d.prior, None), d.prior.inverse)
         start[name] = value

@@ -207,7 +207,7 @@ def site_gradients(
     Returns:
       The expectation and, for every GP, the pair ``(alpha, beta)``.
     """
-    value, grads = jax.value_and_grad(
-        lambda q: expect(log_likelihood, q, axes, nodes, weights)
-    )(dict(marginals))
+    value, grads = jax.value_and_grad(lambda q: expect(log_likelihood, q, axes, nodes, weights))(
+        dict(marginals)
+    )
     return value, {name: SiteGradients(g.mean, -2.0 * g.variance) for name, g in grads.items()}

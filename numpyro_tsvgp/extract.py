@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -46,7 +48,9 @@ class FlatKernel:
         return self._flatten(self.kernel.diag(X), 1)
 
 
-class GPSite(NamedTuple):
+@partial(jax.tree_util.register_dataclass, data_fields=["gp"], meta_fields=["batch_shape"])
+@dataclass(frozen=True)
+class GPSite:
     """A GP site of a model: its prior at the inputs of this run, and the shape of its plates."""
 
     gp: GP

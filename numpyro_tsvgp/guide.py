@@ -15,20 +15,17 @@ from jax.scipy.special import ndtri
 from numpyro import handlers
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
-from numpyro_tsvgp import extract, sites
+from numpyro_tsvgp import extract, posterior
 from numpyro_tsvgp.checks import Structure, inspect
 from numpyro_tsvgp.distributions import GPPosterior, as_inputs
 from numpyro_tsvgp.expectations import Marginals
 from numpyro_tsvgp.extract import GPSite, Reading
-from numpyro_tsvgp.linalg import add_jitter, cholesky
-from numpyro_tsvgp.sites import Features, PointSites, Posterior, Prior, TiedSites
+from numpyro_tsvgp.posterior import Fitted
+from numpyro_tsvgp.sites import PointSites, TiedSites
 
 __all__ = ["AutoDualGaussian"]
 
 Params = Mapping[str, Any]
-
-# Rows of features held at once when marginals are computed at many inputs, times m and latents.
-_CHUNK_ELEMENTS = 2**22
 
 
 class AutoDualGaussian(AutoGuide):
@@ -71,7 +68,8 @@ class AutoDualGaussian(AutoGuide):
       >>> y = jnp.round(3.0 + 2.0 * jnp.sin(6.0 * X))
       >>> guide = AutoDualGaussian(model, inducing=X[::4])
       >>> result = TSVGP(model, guide, optax.adam(0.01)).run(
-      ...     jax.random.key(0), 5, X, y, progress_bar=False)
+      ...     jax.random.key(0), 5, X, y, progress_bar=False
+      ... )
       >>> guide.marginals(result.params, jnp.array([0.1, 0.5, 0.9]))["f"].mean.shape
       (3,)
       >>> guide.sample_posterior(jax.random.key(1), result.params, X, sample_shape=(7,))["f"].shape
@@ -153,9 +151,7 @@ class AutoDualGaussian(AutoGuide):
             )
         return Z.astype(X.dtype)
 
-    def _prior_of_hyperparameters(
-        self, structure: Structure, *args: Any, **kwargs: Any
-    ) -> None:
+    def _prior_of_hyperparameters(self, structure: Structure, *args: Any, **kwargs: Any) -> None:
         """The model of the hyperparameters alone, without GPs and data."""
         extract.read(self.model, args, kwargs, expose=structure.is_hyper_or_frame)
 
@@ -206,39 +202,22 @@ class AutoDualGaussian(AutoGuide):
                 return True
         return False
 
-    def unpack(self, name: str, params: Params) -> TiedSites | PointSites:
-        """The sites of one GP from the parameters."""
-        fields = {what: params.get(self._name(name, what)) for what in TiedSites._fields}
-        if fields["inverse"] is None:
-            return PointSites(fields["linear"], fields["quadratic"])
-        return TiedSites(**fields)
+    def unpack(self, name: str, params: Params) -> Fitted:
+        """The parameters of one GP site, out of all parameters."""
 
-    def pack(self, name: str, value: TiedSites | PointSites) -> dict[str, Array]:
-        """The inverse of :meth:`unpack`."""
-        return {self._name(name, what): v for what, v in value._asdict().items()}
+        def get(what: str) -> Any:
+            return params.get(self._name(name, what))
 
-    # ---- from parameters to posteriors -------------------------------------------------------
+        if get("inverse") is None:
+            return Fitted(
+                get("inducing"), PointSites(get("linear"), get("quadratic")), get("inputs")
+            )
+        tied = TiedSites(get("linear"), get("quadratic"), get("inverse"))
+        return Fitted(get("inducing"), tied, None)
 
-    def prior(self, name: str, site: GPSite, params: Params) -> Prior:
-        return sites.prior(site.kernel, params[self._name(name, "inducing")], site.gp.jitter)
-
-    def training_features(
-        self, name: str, site: GPSite, params: Params, prior: Prior, X: Array
-    ) -> Features:
-        """Features at training inputs, which without inducing inputs are the inducing inputs."""
-        if self._is_full(name):
-            return sites.features_at_inducing(prior)
-        return sites.features(site.kernel, params[self._name(name, "inducing")], X, prior)
-
-    def posterior(self, name: str, site: GPSite, params: Params) -> tuple[Prior, Posterior]:
-        """Prior and posterior of one GP at its inducing inputs, in whitened coordinates."""
-        prior = self.prior(name, site, params)
-        value = self.unpack(name, params)
-        training = None
-        if isinstance(value, PointSites):
-            inputs = params.get(self._name(name, "inputs"))
-            training = self.training_features(name, site, params, prior, inputs)
-        return prior, sites.posterior(sites.whiten(value, prior, training))
+    def pack(self, name: str, sites: TiedSites | PointSites) -> dict[str, Array]:
+        """Parameters by name that hold the sites of one GP."""
+        return {self._name(name, what): value for what, value in sites._asdict().items()}
 
     def dual_parameters(
         self, params: Params, *args: Any, **kwargs: Any
@@ -253,60 +232,11 @@ class AutoDualGaussian(AutoGuide):
         Returns:
           A dict from GP site to arrays of shape ``batch + (m,)`` and ``batch + (m, m)``.
         """
-        out = {}
-        for name, site in self._read(params, args, kwargs).gps.items():
-            prior = self.prior(name, site, params)
-            value = self.unpack(name, params)
-            training = None
-            if isinstance(value, PointSites):
-                inputs = params.get(self._name(name, "inputs"))
-                training = self.training_features(name, site, params, prior, inputs)
-            xi, gram = sites.whiten(value, prior, training)
-            lambda_1 = jnp.einsum("...ij,...i->...j", prior.inverse, xi)
-            lambda_2 = prior.inverse.mT @ gram @ prior.inverse
-            m = xi.shape[-1]
-            out[name] = (
-                lambda_1.reshape(*site.batch_shape, m),
-                lambda_2.reshape(*site.batch_shape, m, m),
-            )
-        return out
-
-    def _joint(self, name: str, site: GPSite, params: Params) -> GPPosterior:
-        """The joint posterior of one GP at the inputs of ``site``."""
-        prior, q = self.posterior(name, site, params)
-        X = site.gp.X
-        at = sites.features(site.kernel, params[self._name(name, "inducing")], X, prior)
-        residual = site.kernel(X, X) - at.w.mT @ at.w
-        # The residual can vanish (at the inducing inputs), so its jitter is that of the prior.
-        scale = add_jitter(site.kernel(X, X), site.gp.jitter) - site.kernel(X, X)
-        chol = cholesky(residual + scale)
-        batch = site.batch_shape
-        mean = q.mean @ at.w[0] if at.w.shape[0] == 1 else jnp.einsum("pm,pmn->pn", q.mean, at.w)
-
-        def shape(x: Array) -> Array:  # (k, ., .) to (., .) or batch + (., .)
-            return x[0] if x.shape[0] == 1 else x.reshape(*batch, *x.shape[1:])
-
-        inverse = q.inverse.reshape(*batch, *q.inverse.shape[1:])
-        return GPPosterior(site.unflatten(site.loc + mean), shape(at.w), inverse, shape(chol))
-
-    def _marginals(self, name: str, site: GPSite, params: Params) -> Marginals:
-        """Marginals of one GP at the inputs of ``site``, in chunks of rows."""
-        prior, q = self.posterior(name, site, params)
-        Z = params[self._name(name, "inducing")]
-
-        def at(X: Array) -> Marginals:
-            return sites.marginals(q, sites.features(site.kernel, Z, X, prior))
-
-        X, n = site.gp.X, site.rows
-        chunk = max(_CHUNK_ELEMENTS // q.inverse[:, 0].size, 256)
-        if n <= chunk:
-            mean, variance = at(X)
-        else:
-            pad = -n % chunk
-            padded = jnp.concatenate([X, jnp.broadcast_to(X[:1], (pad, *X.shape[1:]))])
-            parts = lax.map(at, padded.reshape(-1, chunk, *X.shape[1:]))
-            mean, variance = (jnp.moveaxis(v, 0, 1).reshape(-1, n + pad)[:, :n] for v in parts)
-        return Marginals(site.unflatten(site.loc + mean), site.unflatten(variance))
+        gps = self._read(params, args, kwargs).gps
+        return {
+            name: posterior.dual_parameters(site, self.unpack(name, params))
+            for name, site in gps.items()
+        }
 
     # ---- hyperparameters ---------------------------------------------------------------------
 
@@ -369,7 +299,10 @@ class AutoDualGaussian(AutoGuide):
                 expose=lambda site: site["type"] in ("param", "plate"),
                 key=jax.random.key(0) if concrete else None,
             )
-            joint = {name: self._joint(name, gp, params) for name, gp in reading.gps.items()}
+            joint = {
+                name: posterior.joint(gp, self.unpack(name, params))
+                for name, gp in reading.gps.items()
+            }
         for name, q in joint.items():
             result[name] = numpyro.sample(name, q)
         return result
@@ -405,7 +338,7 @@ class AutoDualGaussian(AutoGuide):
             reading = self._read(params, args, kwargs, hyper)
             out = {k: jnp.broadcast_to(v, shape + jnp.shape(v)) for k, v in hyper.items()}
             for k, (name, site) in zip(keys, reading.gps.items(), strict=True):
-                out[name] = self._joint(name, site, params).sample(k, shape)
+                out[name] = _draw(posterior.joint(site, self.unpack(name, params)), k, shape)
             return out
 
         if self.has_point_hyperparameters:
@@ -435,7 +368,10 @@ class AutoDualGaussian(AutoGuide):
         def at(key: Array) -> dict[str, Marginals]:
             hyper = self.sample_hyperparameters(key, params, args, kwargs)
             reading = self._read(params, args, kwargs, hyper)
-            return {name: self._marginals(name, gp, params) for name, gp in reading.gps.items()}
+            return {
+                name: posterior.marginals(site, self.unpack(name, params))
+                for name, site in reading.gps.items()
+            }
 
         if self.has_point_hyperparameters:
             return at(jax.random.key(0))
@@ -488,6 +424,11 @@ class AutoDualGaussian(AutoGuide):
             return marginal.mean + z * jnp.sqrt(marginal.variance)
 
         return hyper | {name: normal(marginal) for name, marginal in marginals.items()}
+
+
+@partial(jax.jit, static_argnums=2)
+def _draw(q: GPPosterior, key: Array, sample_shape: tuple[int, ...]) -> Array:
+    return q.sample(key, sample_shape)
 
 
 def _traced(tree: Any) -> bool:

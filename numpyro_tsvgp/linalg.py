@@ -175,6 +175,34 @@ def _cholesky_and_inverse_jvp(
     return (chol, inverse), (chol @ phi, -phi @ inverse)
 
 
+def cholesky_of_residual(matrix: Array, scale: Array, jitter: Any = None) -> Array:
+    r"""Cholesky factor of a covariance that may be zero up to rounding.
+
+    What a prior leaves after conditioning, :math:`K - W^\top W`, vanishes at the inducing inputs,
+    and in single precision its rounding error can exceed any fixed jitter. The jitter starts at
+    the usual one and grows tenfold until the factor exists.
+
+    Args:
+      matrix: positive semi-definite matrices up to rounding, shape ``(..., n, n)``.
+      scale: the scale that jitter is relative to, shape ``(...,)``.
+      jitter: the relative jitter to start from, or None for :func:`default_jitter`.
+
+    Returns:
+      The factors, shape ``(..., n, n)``.
+    """
+    start = jnp.asarray(default_jitter(matrix.dtype) if jitter is None else jitter, matrix.dtype)
+    identity = jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
+
+    def raised(level: Array) -> Array:
+        return matrix + (level * scale)[..., None, None] * identity
+
+    def fails(level: Array) -> Array:
+        return ~jnp.isfinite(cholesky(raised(level))).all() & (level < 1.0)
+
+    level = lax.while_loop(fails, lambda level: 10 * level, lax.stop_gradient(start))
+    return cholesky(raised(level))
+
+
 # ---- BLAS threads ----------------------------------------------------------------------------
 
 

@@ -42,6 +42,7 @@ __all__ = [
     "features",
     "kl_divergence",
     "marginals",
+    "means",
     "posterior",
     "prior",
     "whiten",
@@ -240,6 +241,12 @@ def posterior(whitened: Whitened) -> Posterior:
     return Posterior(jnp.einsum("pij,pi->pj", inverse, half), chol, inverse)
 
 
+def means(q: Posterior, at: Features) -> Array:
+    r"""Posterior means :math:`m_i = w_i^\top B^{-1} \xi`, shape ``(p, n)``."""
+    w = at.w
+    return q.mean @ w[0] if w.shape[0] == 1 else jnp.einsum("pm,pmn->pn", q.mean, w)
+
+
 def marginals(q: Posterior, at: Features) -> Marginals:
     r"""Posterior mean and variance of the function without its prior mean.
 
@@ -254,10 +261,9 @@ def marginals(q: Posterior, at: Features) -> Marginals:
       prior variance.
     """
     w = at.w
-    mean = q.mean @ w[0] if w.shape[0] == 1 else jnp.einsum("pm,pmn->pn", q.mean, w)
     explained = (_project(q.inverse, w) ** 2).sum(-2)
     floor = jnp.finfo(w.dtype).eps * (at.residual + (w**2).sum(-2))
-    return Marginals(mean, jnp.maximum(at.residual + explained, floor))
+    return Marginals(means(q, at), jnp.maximum(at.residual + explained, floor))
 
 
 def kl_divergence(q: Posterior) -> Array:

@@ -204,8 +204,9 @@ class TSVGP:
                 f"init_params has {sorted(unknown)}, which are not parameters. The parameters "
                 f"are {sorted(params)}."
             )
-        params |= {k: jnp.asarray(v, jnp.result_type(params[k])) for k, v in
-                   (init_params or {}).items()}
+        params |= {
+            k: jnp.asarray(v, jnp.result_type(params[k])) for k, v in (init_params or {}).items()
+        }
         fixed = {k: v for k, v in params.items() if self.guide.is_fixed(k)}
         free = {k: v for k, v in params.items() if k not in fixed}
         free = transform_fn(self._transforms, free, invert=True)
@@ -267,8 +268,13 @@ class TSVGP:
         return sites, plates
 
     def _loss(
-        self, key: Array, free: dict[str, Any], fixed: dict[str, Array],
-        plates: dict[str, Array], args: Any, kwargs: Any,
+        self,
+        key: Array,
+        free: dict[str, Any],
+        fixed: dict[str, Array],
+        plates: dict[str, Array],
+        args: Any,
+        kwargs: Any,
     ) -> Array:
         """Minus the bound, minus the log prior of the hyperparameters plus their entropy."""
         _, _, key_rule = jax.random.split(key, 3)

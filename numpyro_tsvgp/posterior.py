@@ -1,0 +1,139 @@
+"""From fitted sites to the posterior of a GP at any inputs: marginals and joint draws."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from numpyro_tsvgp import sites
+from numpyro_tsvgp.distributions import GPPosterior
+from numpyro_tsvgp.expectations import Marginals
+from numpyro_tsvgp.extract import GPSite
+from numpyro_tsvgp.linalg import cholesky_of_residual
+from numpyro_tsvgp.sites import Features, PointSites, Posterior, Prior, TiedSites, Whitened
+
+__all__ = ["Fitted", "dual_parameters", "joint", "marginals", "prior", "training_features"]
+
+# Numbers held at once when marginals are computed at many inputs: latents * m * rows.
+_CHUNK_ELEMENTS = 2**22
+
+
+class Fitted(NamedTuple):
+    """The parameters of one GP: inducing inputs, sites, and training inputs where needed.
+
+    Without inducing inputs (t-VGP) every training input is one: ``inducing`` holds the training
+    inputs and ``inputs`` is None. Tied sites need no training inputs either.
+    """
+
+    inducing: Array
+    sites: TiedSites | PointSites
+    inputs: Array | None
+
+    @property
+    def is_full(self) -> bool:
+        return isinstance(self.sites, PointSites) and self.inputs is None
+
+
+def prior(site: GPSite, fitted: Fitted) -> Prior:
+    """The prior at the inducing inputs and the hyperparameters of ``site``."""
+    return sites.prior(site.kernel, fitted.inducing, site.gp.jitter)
+
+
+def training_features(site: GPSite, fitted: Fitted, prior: Prior, X: Array) -> Features:
+    """Features at the training inputs, which without inducing inputs are the inducing inputs."""
+    if fitted.is_full:
+        return sites.features_at_inducing(prior)
+    return sites.features(site.kernel, fitted.inducing, X, prior)
+
+
+def whitened(site: GPSite, fitted: Fitted, prior: Prior) -> Whitened:
+    """The sums over sites in the coordinates of the prior, wherever ``site`` has its inputs."""
+    training = None
+    if isinstance(fitted.sites, PointSites):
+        training = training_features(site, fitted, prior, fitted.inputs)
+    return sites.whiten(fitted.sites, prior, training)
+
+
+def _posterior(site: GPSite, fitted: Fitted) -> tuple[Prior, Posterior]:
+    p = prior(site, fitted)
+    return p, sites.posterior(whitened(site, fitted, p))
+
+
+@jax.jit
+def dual_parameters(site: GPSite, fitted: Fitted) -> tuple[Array, Array]:
+    r"""The dual parameters :math:`\lambda_1 = L^{-\top}\xi`, :math:`\Lambda_2 = L^{-\top}GL^{-1}`.
+
+    Args:
+      site: the GP at any inputs.
+      fitted: its fitted parameters.
+
+    Returns:
+      Arrays of shape ``batch + (m,)`` and ``batch + (m, m)``.
+    """
+    p = prior(site, fitted)
+    xi, gram = whitened(site, fitted, p)
+    m = xi.shape[-1]
+    lambda_1 = jnp.einsum("...ij,...i->...j", p.inverse, xi)
+    lambda_2 = p.inverse.mT @ gram @ p.inverse
+    batch = site.batch_shape
+    return lambda_1.reshape(*batch, m), lambda_2.reshape(*batch, m, m)
+
+
+@jax.jit
+def joint(site: GPSite, fitted: Fitted) -> GPPosterior:
+    """The joint posterior of one GP at the inputs of ``site``.
+
+    Args:
+      site: the GP at the inputs to predict at.
+      fitted: its fitted parameters.
+
+    Returns:
+      A distribution over values of the site's shape. Its covariance is factorised here, so draws
+      from it are products.
+    """
+    p, q = _posterior(site, fitted)
+    X, batch = site.gp.X, site.batch_shape
+    at = sites.features(site.kernel, fitted.inducing, X, p)
+    residual = site.kernel(X, X) - at.w.mT @ at.w
+    chol = cholesky_of_residual(residual, site.kernel.diag(X).mean(-1), site.gp.jitter)
+
+    def shape(x: Array) -> Array:  # (k, ., .) to (., .) or batch + (., .)
+        return x[0] if x.shape[0] == 1 else x.reshape(*batch, *x.shape[1:])
+
+    mean = site.unflatten(site.loc + sites.means(q, at))
+    inverse = q.inverse.reshape(*batch, *q.inverse.shape[1:])
+    return GPPosterior(mean, shape(at.w), inverse, shape(chol))
+
+
+@jax.jit
+def marginals(site: GPSite, fitted: Fitted) -> Marginals:
+    """Posterior mean and variance of one GP at each input of ``site``.
+
+    The features are made in chunks of rows, so memory is bounded whatever the number of inputs.
+
+    Args:
+      site: the GP at the inputs to predict at.
+      fitted: its fitted parameters.
+
+    Returns:
+      Mean and variance, each of the site's shape.
+    """
+    p, q = _posterior(site, fitted)
+    X, n = site.gp.X, site.rows
+
+    def at(X: Array) -> Marginals:
+        return sites.marginals(q, sites.features(site.kernel, fitted.inducing, X, p))
+
+    chunk = max(_CHUNK_ELEMENTS // math.prod(q.mean.shape), 256)
+    if n <= chunk:
+        mean, variance = at(X)
+    else:
+        pad = -n % chunk
+        padded = jnp.concatenate([X, jnp.broadcast_to(X[:1], (pad, *X.shape[1:]))])
+        parts = lax.map(at, padded.reshape(-1, chunk, *X.shape[1:]))
+        mean, variance = (jnp.moveaxis(v, 0, 1).reshape(-1, n + pad)[:, :n] for v in parts)
+    return Marginals(site.unflatten(site.loc + mean), site.unflatten(variance))
