@@ -26,7 +26,7 @@ from numpyro_tsvgp.expectations import (
 )
 from numpyro_tsvgp.extract import GPSite, Reading, log_likelihood, read
 from numpyro_tsvgp.guide import AutoDualGaussian, Params
-from numpyro_tsvgp.sites import Features, PointSites, Prior, TiedSites
+from numpyro_tsvgp.sites import Features, PointSites, Posterior, Prior, TiedSites
 
 __all__ = ["collapse", "collapsed_model", "update_sites"]
 
@@ -51,7 +51,7 @@ def _at_data(guide: AutoDualGaussian, reading: Reading, params: Params) -> dict[
 
 
 def _nodes(guide: AutoDualGaussian, rule: Rule | None, key: Array) -> tuple[Array, Array]:
-    dim = guide.setup().dim
+    dim = guide.structure.dim
     return (choose_rule(dim) if rule is None else rule).nodes(key, dim)
 
 
@@ -166,8 +166,9 @@ def update_sites(
     rate: Any,
     steps: int,
     rule: Rule | None,
+    curvature: str,
     key: Array,
-) -> dict[str, Array]:
+) -> tuple[dict[str, Array], Array]:
     """The E-step: ``steps`` site updates of every GP at fixed hyperparameters.
 
     Features are computed once, and in whitened coordinates nothing is solved in between.
@@ -181,14 +182,15 @@ def update_sites(
       rate: the step size r.
       steps: number of updates.
       rule: quadrature rule, or None for the default.
+      curvature: what becomes of negative curvature, ``"clip"`` or ``"riemannian"``.
       key: key for rules with random nodes.
 
     Returns:
-      The site parameters after the updates.
+      The site parameters after the updates, and how many marginal variances were floored.
     """
     likelihood = log_likelihood(guide.model, reading, args, kwargs)
     nodes, weights = _nodes(guide, rule, key)
-    axes = guide.setup().axes
+    axes = guide.structure.axes
     data = _at_data(guide, reading, params)
 
     # Tied sites move to the coordinates of the current prior once, before the first update.
@@ -199,29 +201,41 @@ def update_sites(
             value = TiedSites(*sites.whiten(value, d.prior, None), d.prior.inverse)
         start[name] = value
 
-    def step(_: Any, current: dict[str, TiedSites | PointSites]) -> dict[str, Any]:
-        centred, marginals = {}, {}
+    def posteriors(current: Mapping[str, TiedSites | PointSites]) -> dict[str, Posterior]:
+        out = {}
         for name, d in data.items():
             value = current[name]
             if isinstance(value, TiedSites):  # already in the coordinates of this prior
                 whitened = sites.Whitened(value.linear, value.quadratic)
             else:
                 whitened = sites.whiten(value, d.prior, d.features)
-            centred[name] = sites.marginals(sites.posterior(whitened), d.features)
-            mean, variance = centred[name]
-            marginals[name] = Marginals(mean + d.site.loc, variance)
-        _, gradients = site_gradients(likelihood, marginals, axes, nodes, weights)
-        return {
-            name: sites.blend(
-                current[name],
-                gradients[name]._replace(beta=jnp.maximum(gradients[name].beta, 0.0)),
-                centred[name].mean,
-                d.prior,
-                d.features,
-                rate,
-            )
+            out[name] = sites.posterior(whitened)
+        return out
+
+    def step(
+        _: Any, carry: tuple[dict[str, TiedSites | PointSites], Array]
+    ) -> tuple[dict[str, TiedSites | PointSites], Array]:
+        current, floored = carry
+        qs = posteriors(current)
+        centred = {name: sites.marginals(qs[name], d.features) for name, d in data.items()}
+        marginals = {
+            name: Marginals(centred[name].mean + d.site.loc, centred[name].variance)
             for name, d in data.items()
         }
+        _, gradients = site_gradients(likelihood, marginals, axes, nodes, weights)
+        new: dict[str, TiedSites | PointSites] = {}
+        for name, d in data.items():
+            value, gradient = current[name], gradients[name]
+            if curvature == "riemannian":
+                assert isinstance(value, TiedSites)  # checked by the driver
+                new[name] = sites.blend_riemannian(value, gradient, qs[name], d.features, rate)
+            else:
+                mean = centred[name].mean
+                new[name] = sites.blend(value, gradient, mean, d.prior, d.features, rate)
+            floored = floored + sites.count_floored(qs[name], d.features)
+        return new, floored
 
-    final = step(0, start) if steps == 1 else jax.lax.fori_loop(0, steps, step, start)
-    return {k: v for name, value in final.items() for k, v in guide.pack(name, value).items()}
+    carry = start, jnp.zeros((), int)
+    final, floored = step(0, carry) if steps == 1 else jax.lax.fori_loop(0, steps, step, carry)
+    packed = {k: v for name, value in final.items() for k, v in guide.pack(name, value).items()}
+    return packed, floored

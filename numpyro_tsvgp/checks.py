@@ -1,22 +1,22 @@
-r"""What a model must be for sites to be right, found out before the first step.
+"""What a model must be for t-SVGP to fit it, found out before the first step.
 
-A site is right when each likelihood term reads at most one value of each latent function. That
-is tested, not assumed: if moving :math:`f_j` moves :math:`\partial \log p / \partial f_i`, some
-term reads both. Moving all indices that have a given bit set, for each bit in turn, separates
-every pair in about :math:`\log_2 n` gradients. The same test between latent functions tells
-which of them meet in a term, and so how many dimensions a quadrature rule needs.
+Every message names the site, says what is wrong, and says what to do.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from jax import Array
+from numpyro.util import find_stack_level
 
+from numpyro_tsvgp.coupling import quadrature_axes
 from numpyro_tsvgp.extract import (
     GPSite,
     Message,
@@ -29,7 +29,7 @@ from numpyro_tsvgp.extract import (
     read,
 )
 
-__all__ = ["Structure", "inspect"]
+__all__ = ["Structure", "check_inducing", "inspect"]
 
 
 class Structure(NamedTuple):
@@ -40,6 +40,7 @@ class Structure(NamedTuple):
     axes: dict[str, np.ndarray]  # for each latent function its coordinate in the quadrature
     dim: int  # how many latent functions meet in one likelihood term
     subsampling: float  # N / |M|, or 1
+    batches: frozenset[int]  # sizes of subsamples
     trace: Mapping[str, Message]
 
     @property
@@ -65,154 +66,225 @@ def inspect(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> S
     Raises:
       ValueError: if the model is one that sites cannot represent, saying which site and why.
     """
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+        raise ValueError(
+            "The model is checked on its data before the first step, which cannot be done inside "
+            "jax.jit or jax.vmap. Call init (or guide.setup) outside of it first."
+        )
     reading = read(model, args, kwargs, key=jax.random.key(0))
-    _check_sites(reading)
-    ratios = [
-        site["args"][0] / len(site["value"])
-        for site in reading.trace.values()
-        if site["type"] == "plate"
-    ]
-    likelihood = log_likelihood(model, reading, args, kwargs)
-    axes, dim = _quadrature_axes(likelihood, reading.gps)
+    trace = reading.trace
+    _check_there_is_something_to_fit(trace)
+    observed = {name: site for name, site in trace.items() if is_observed(site)}
+    for name, site in reading.gps.items():
+        _check_gp(name, site, trace[name], observed)
+    for name in hyperparameter_names(trace):
+        _check_hyperparameter(name, trace[name], observed)
+    for name, message in observed.items():
+        _check_data(name, message)
+    _check_not_deep(model, reading, args, kwargs)
+    axes, dim = quadrature_axes(log_likelihood(model, reading, args, kwargs), reading.gps)
+    plates = [site for site in trace.values() if site["type"] == "plate"]
+    ratios = [site["args"][0] / len(site["value"]) for site in plates]
     return Structure(
-        reading.gps,
-        hyperparameter_names(reading.trace),
-        axes,
-        dim,
-        max([1.0, *ratios]),
-        reading.trace,
+        gps=reading.gps,
+        hyperparameters=hyperparameter_names(trace),
+        axes=axes,
+        dim=dim,
+        subsampling=max([1.0, *ratios]),
+        batches=frozenset(
+            len(site["value"]) for site in plates if site["args"][0] != len(site["value"])
+        ),
+        trace=trace,
     )
 
 
-def _check_sites(reading: Reading) -> None:
-    gps = [name for name, site in reading.trace.items() if is_gp(site)]
+def _check_there_is_something_to_fit(trace: Mapping[str, Message]) -> None:
+    gps = {name: site for name, site in trace.items() if is_gp(site)}
     if not gps:
         raise ValueError(
             "The model has no GP site. Write one as "
             'f = numpyro.sample("f", numpyro_tsvgp.GP(kernel, X)).'
         )
-    if not any(is_observed(site) for site in reading.trace.values()):
+    for name, site in gps.items():
+        if site["is_observed"]:
+            raise ValueError(
+                f"GP site '{name}' is observed. A GP is the latent function; observe it through a "
+                f"likelihood, as in numpyro.sample('y', dist.Normal({name}, noise), obs=y), or "
+                "use handlers.substitute where handlers.condition was used."
+            )
+    if not any(is_observed(site) for site in trace.values()):
         raise ValueError(
             "The model has no observed site, so there is nothing to fit. Pass the data, as in "
             "svi.run(key, steps, X, y), and give it to the likelihood with obs=y."
         )
 
 
-# ---- which function values meet in a likelihood term ----------------------------------------
-
-
-def _quadrature_axes(
-    likelihood: Any, gps: Mapping[str, GPSite]
-) -> tuple[dict[str, np.ndarray], int]:
-    """Checks additivity and colours latent functions so that those that meet differ."""
-    probe = _Probe(likelihood, gps)
-    probe.check_additive()
-    groups = probe.groups()
-    axes = {name: np.zeros(site.latents, int) for name, site in gps.items()}
-    for group in groups:
-        for axis, (name, latent) in enumerate(group):
-            axes[name][latent] = axis
-    return axes, max(len(group) for group in groups)
-
-
-class _Probe:
-    """Moves some function values and tells which gradients of the likelihood moved."""
-
-    def __init__(self, likelihood: Any, gps: Mapping[str, GPSite]) -> None:
-        self.gps = gps
-        rng = np.random.RandomState(0)
-        self.base, self.shift = {}, {}
-        for name, site in gps.items():
-            shape = (site.latents, site.rows)
-            noise = rng.standard_normal((2, *shape))
-            # Apart from one another and from zero, where likelihoods can be symmetric.
-            self.base[name] = site.loc + jnp.asarray(0.5 * noise[0], site.loc.dtype)
-            step = 0.25 * np.abs(noise[1]) + 0.1
-            self.shift[name] = jnp.asarray(step, site.loc.dtype)
-        gradient = jax.grad(lambda values: likelihood(values))
-
-        def moved(masks: Mapping[str, Array]) -> dict[str, Array]:
-            values = jax.tree.map(lambda b, s, m: b + s * m, self.base, self.shift, dict(masks))
-            return gradient(values)
-
-        self._moved = jax.jit(moved)
-        still = self._moved({name: jnp.zeros(v.shape) for name, v in self.base.items()})
-        self.still = {name: np.asarray(v) for name, v in still.items()}
-        largest = max(float(np.max(np.abs(v))) for v in self.still.values())
-        if not np.isfinite(largest):
-            raise ValueError(
-                "The log-likelihood has no finite gradient at values of the GPs near their prior "
-                "mean. Check that the data lie in the support of the likelihood and that its "
-                "parameters are valid for every real value of f (a scale needs jnp.exp(f), a "
-                "probability a link function)."
-            )
-        dtype = next(iter(self.base.values())).dtype
-        self.tolerance = (1e-8 if jnp.finfo(dtype).bits >= 64 else 1e-3) * (largest + 1e-12)
-
-    def changes(self, masks: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Which gradients change when the masked values, each ``(latents, n)``, are moved."""
-        every = {name: masks.get(name, np.zeros(v.shape, bool)) for name, v in self.base.items()}
-        moved = self._moved({name: jnp.asarray(mask, float) for name, mask in every.items()})
-        return {
-            name: np.abs(np.asarray(v) - self.still[name]) > self.tolerance
-            for name, v in moved.items()
-        }
-
-    def check_additive(self) -> None:
-        bits = max(max(site.rows - 1, 1).bit_length() for site in self.gps.values())
-        for bit in range(bits):
-            in_set = {
-                name: np.broadcast_to((np.arange(site.rows) >> bit) & 1 == 1, self.base[name].shape)
-                for name, site in self.gps.items()
-            }
-            changed = self.changes(in_set)
-            if any((changed[name] & ~in_set[name]).any() for name in self.gps):
-                # Some value moved the gradient at another index. Between latent functions that
-                # is a matter of indexing (f2[group]) and allowed; within one it is not.
-                for name, site in self.gps.items():
-                    for latent in range(site.latents):
-                        self._check_latent(name, latent, in_set[name][0])
-
-    def _check_latent(self, name: str, latent: int, in_set: np.ndarray) -> None:
-        def moved_by(rows: np.ndarray) -> np.ndarray:
-            mask = np.zeros(self.base[name].shape, bool)
-            mask[latent] = rows
-            return self.changes({name: mask})[name][latent]
-
-        wrong = np.flatnonzero(moved_by(in_set) & ~in_set)
-        if len(wrong) == 0:
-            return
-        i, suspects = wrong[0], np.flatnonzero(in_set)
-        while len(suspects) > 1:  # bisect for one index that moves the gradient at i
-            half = suspects[: len(suspects) // 2]
-            found = moved_by(np.isin(np.arange(in_set.size), half))[i]
-            suspects = half if found else suspects[len(suspects) // 2 :]
+def _check_gp(name: str, site: GPSite, message: Message, observed: Mapping[str, Message]) -> None:
+    scale = message["scale"]
+    if scale is not None and not np.all(np.asarray(scale) == 1):
         raise ValueError(
-            f"The likelihood is not a sum over data points: changing {name}[{suspects[0]}] "
-            f"changes how the log-density depends on {name}[{i}], so one term reads both values "
-            f"of GP site '{name}'. t-SVGP needs likelihood terms that read one value of each GP. "
-            "Use NUTS or another guide for this model, or give the correlation to the kernel."
+            f"GP site '{name}' has scale {np.asarray(scale)}. A scale (of handlers.scale or of a "
+            "plate that subsamples) belongs around the likelihood, not around the GP."
+        )
+    for frame in message["cond_indep_stack"]:
+        # A plate of the data's size around the GP, whose size no other plate of the data has.
+        if frame.size == site.rows > 1 and any(
+            frame.name in [f.name for f in data["cond_indep_stack"]]
+            and [f.size for f in data["cond_indep_stack"]].count(frame.size) == 1
+            for data in observed.values()
+        ):
+            raise ValueError(
+                f"GP site '{name}' stands inside the data plate '{frame.name}', which makes "
+                f"{frame.size} independent functions of {site.rows} values each. Sample the GP "
+                f"outside of the plate: it is one function, with all rows of X in it."
+            )
+    where = _first(~np.isfinite(np.asarray(site.gp.X)))
+    if where is not None:
+        raise ValueError(
+            f"The inputs X of GP site '{name}' have the value {np.asarray(site.gp.X)[where]} at "
+            f"index {_index(where)}. Remove or impute rows with missing inputs."
         )
 
-    def groups(self) -> list[list[tuple[str, int]]]:
-        """Latent functions that meet in likelihood terms, as connected components."""
-        latents = [(name, p) for name, site in self.gps.items() for p in range(site.latents)]
-        if len(latents) == 1:
-            return [latents]
-        touches = np.zeros((len(latents), len(latents)), bool)
-        for row, (name, p) in enumerate(latents):
-            mask = np.zeros(self.base[name].shape, bool)
-            mask[p] = True
-            changed = self.changes({name: mask})
-            touches[row] = np.concatenate([changed[other].any(-1) for other in self.gps])
-        unseen, groups = set(range(len(latents))), []
-        while unseen:
-            group, stack = [], [min(unseen)]
-            while stack:
-                a = stack.pop()
-                if a in unseen:
-                    unseen.remove(a)
-                    group.append(a)
-                    stack.extend(b for b in unseen if touches[a, b] or touches[b, a])
-            groups.append([latents[a] for a in sorted(group)])
-        return groups
+
+def _check_hyperparameter(name: str, site: Message, observed: Mapping[str, Message]) -> None:
+    if site["fn"].support.is_discrete:
+        raise ValueError(
+            f"Site '{name}' is a discrete latent variable ({type(site['fn']).__name__}), which "
+            "t-SVGP cannot fit. Sum it out, for example with dist.MixtureSameFamily or a "
+            "zero-inflated distribution, or observe it."
+        )
+    data_plates = {f.name: f.size for data in observed.values() for f in data["cond_indep_stack"]}
+    largest = max(data_plates.values(), default=0)
+    for frame in site["cond_indep_stack"]:
+        if frame.name in data_plates and frame.size == largest > 1:
+            warnings.warn(
+                f"Site '{name}' is a latent variable for each of the {frame.size} points of plate "
+                f"'{frame.name}' and not a GP. It is treated as a hyperparameter: with the default "
+                "hyper_guide each point gets a point estimate (MAP). If it stands for noise, put "
+                "it into the likelihood instead.",
+                stacklevel=find_stack_level(),
+            )
+
+
+def _check_data(name: str, site: Message) -> None:
+    fn, value = site["fn"], np.asarray(site["value"])
+    mask: Any = True
+    while isinstance(fn, dist.MaskedDistribution):
+        mask = mask & np.asarray(fn._mask)
+        fn = fn.base_dist
+    if isinstance(fn, dist.Unit) or value.size == 0:
+        return
+    shape = fn.shape()
+    try:
+        fits = np.broadcast_shapes(value.shape, shape) == shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"The data of site '{name}' have shape {value.shape}, but its distribution has shape "
+            f"{shape}. " + _shape_advice(value.shape, shape)
+        )
+    value = np.broadcast_to(value, shape)
+    in_support = np.asarray(fn.support(jnp.asarray(value)))  # one entry for each event
+    event_axes = tuple(range(in_support.ndim, value.ndim))
+    missing = np.isnan(value).any(event_axes) if value.dtype.kind == "f" else False
+    for bad, problem in (
+        (missing, "is missing (NaN). Use obs_mask, handlers.mask or drop the rows"),
+        (~in_support, f"lies outside of the support of {type(_base(fn)).__name__}"),
+    ):
+        where = _first(np.broadcast_to(bad, in_support.shape) & mask)
+        if where is not None:
+            raise ValueError(
+                f"The data of site '{name}' at index {_index(where)}: the value {value[where]} "
+                f"{problem}."
+            )
+
+
+def _shape_advice(value: tuple[int, ...], shape: tuple[int, ...]) -> str:
+    if len(value) == len(shape) + 1 and value[-1] == 1 and value[:-1] == shape:
+        return "Drop the last axis: y[:, 0]."
+    return "Check that X and y have the same number of rows and that plates have the size of y."
+
+
+def _check_not_deep(
+    model: Model, reading: Reading, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """The prior of a GP must not move when the values of the GPs do."""
+    rng = np.random.RandomState(1)
+    values = {
+        name: site.unflatten(
+            site.loc + jnp.asarray(rng.standard_normal((site.latents, site.rows)), site.loc.dtype)
+        )
+        for name, site in reading.gps.items()
+    }
+    moved = read(
+        model, args, kwargs, values={**reading.pinned, **values}, key=jax.random.key(0)
+    ).gps
+
+    def prior(site: GPSite) -> list[Array]:
+        rows = site.gp.X[:8]
+        return [site.gp.X, site.loc, site.kernel(rows, rows), site.kernel.diag(rows)]
+
+    for name, site in reading.gps.items():
+        pairs = zip(prior(site), prior(moved[name]), strict=True)
+        if not all(np.array_equal(a, b) for a, b in pairs):
+            raise ValueError(
+                f"The inputs, mean or kernel of GP site '{name}' depend on the value of another "
+                "GP. Deep GPs are not supported: t-SVGP needs GPs whose priors are independent."
+            )
+
+
+def check_inducing(name: str, Z: Array, site: GPSite, structure: Structure) -> None:
+    """Checks inducing inputs against the inputs of their GP.
+
+    Args:
+      name: the GP site.
+      Z: inducing inputs, as many axes as the inputs.
+      site: the GP at its data.
+      structure: the structure of the model.
+
+    Raises:
+      ValueError: if they cannot be what was meant.
+    """
+    X = site.gp.X
+    if Z.shape[1:] != X.shape[1:]:
+        raise ValueError(
+            f"The inducing inputs of GP site '{name}' have shape {Z.shape} but its inputs have "
+            f"shape {X.shape}: they must have the same number of columns."
+        )
+    values = np.asarray(Z)
+    where = _first(~np.isfinite(values))
+    if where is not None:
+        raise ValueError(
+            f"The inducing inputs of GP site '{name}' have the value {values[where]} at index "
+            f"{_index(where)}."
+        )
+    distinct = len(np.unique(values, axis=0))
+    if distinct < len(values):
+        raise ValueError(
+            f"The inducing inputs of GP site '{name}' have {len(values) - distinct} duplicate "
+            "rows, which make their covariance singular. inducing.kmeans, inducing.greedy and "
+            "inducing.subset return distinct rows."
+        )
+    size = round(site.rows * structure.subsampling)
+    if len(values) > size:
+        raise ValueError(
+            f"GP site '{name}' has {len(values)} inducing inputs but only {size} data points. Use "
+            "fewer, or inducing=None, which needs none. (With minibatches passed as arguments, "
+            "give the plate its full size: numpyro.plate('data', N, subsample_size=len(y)).)"
+        )
+
+
+def _base(fn: Any) -> Any:
+    while isinstance(fn, dist.ExpandedDistribution | dist.Independent):
+        fn = fn.base_dist
+    return fn
+
+
+def _first(bad: np.ndarray) -> tuple[int, ...] | None:
+    found = np.argwhere(bad)
+    return tuple(int(i) for i in found[0]) if len(found) else None
+
+
+def _index(where: tuple[int, ...]) -> int | tuple[int, ...]:
+    return where[0] if len(where) == 1 else where

@@ -98,9 +98,8 @@ class _MeansForGPs(handlers.substitute):
 
     @staticmethod
     def _mean(msg: Message) -> Array | None:
-        if msg["type"] != "sample" or msg["value"] is not None or find_gp(msg["fn"]) is None:
-            return None
-        return jnp.broadcast_to(find_gp(msg["fn"]).loc, msg["fn"].shape())
+        gp = find_gp(msg["fn"]) if msg["type"] == "sample" and msg["value"] is None else None
+        return None if gp is None else jnp.broadcast_to(gp.loc, msg["fn"].shape())
 
 
 def is_gp(site: Message) -> bool:
@@ -162,8 +161,9 @@ def read(
         model(*args, **kwargs)
     gps, pinned = {}, {}
     for name, site in trace.items():
-        if is_gp(site) and not site["is_observed"]:
-            gps[name] = GPSite(find_gp(site["fn"]), site["fn"].batch_shape)
+        gp = find_gp(site["fn"]) if site["type"] == "sample" else None
+        if gp is not None and not site["is_observed"]:
+            gps[name] = GPSite(gp, site["fn"].batch_shape)
         elif site["type"] in ("param", "plate") or (
             site["type"] == "sample" and not site["is_observed"]
         ):

@@ -16,7 +16,7 @@ from numpyro import handlers
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_tsvgp import extract, posterior
-from numpyro_tsvgp.checks import Structure, inspect
+from numpyro_tsvgp.checks import Structure, check_inducing, inspect
 from numpyro_tsvgp.distributions import GPPosterior, as_inputs
 from numpyro_tsvgp.expectations import Marginals
 from numpyro_tsvgp.extract import GPSite, Reading
@@ -98,7 +98,7 @@ class AutoDualGaussian(AutoGuide):
         self.learn_inducing = learn_inducing
         self._make_hyper_guide = AutoDelta if hyper_guide is None else hyper_guide
         self.hyper_guide: AutoGuide | None = None
-        self.structure: Structure | None = None
+        self._structure: Structure | None = None
 
     # ---- reading the model once --------------------------------------------------------------
 
@@ -114,18 +114,49 @@ class AutoDualGaussian(AutoGuide):
 
         Returns:
           The structure: GP sites, hyperparameters, and which latent functions meet in a term.
+
+        Raises:
+          ValueError: if t-SVGP cannot fit the model, saying which site is why.
         """
-        if self.structure is None:
-            structure = inspect(self.model, args, kwargs)
-            inducing = {name: self._inducing_of(name, structure) for name in structure.gps}
-            if structure.hyperparameters:
-                hyper_model = partial(self._prior_of_hyperparameters, structure)
-                self.hyper_guide = self._make_hyper_guide(hyper_model, prefix=self.prefix)
-                with handlers.block(), handlers.seed(rng_seed=0):
-                    self.hyper_guide(*args, **kwargs)
-            self._inducing = inducing
-            self.structure = structure
-        return self.structure
+        return self._setup(jax.random.key(0), args, kwargs)
+
+    def _setup(self, key: Array, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Structure:
+        if self._structure is None:
+            # Inside a transformation (the loop of `Predictive`) this still happens here and now.
+            with jax.ensure_compile_time_eval():
+                structure = inspect(self.model, args, kwargs)
+                self._inducing = {
+                    name: self._inducing_of(name, structure) for name in structure.gps
+                }
+                for name, site in structure.gps.items():
+                    self._check_all_rows(name, site, structure)
+                if structure.hyperparameters:
+                    hyper_model = partial(self._prior_of_hyperparameters, structure)
+                    self.hyper_guide = self._make_hyper_guide(hyper_model, prefix=self.prefix)
+                    with handlers.block(), handlers.seed(rng_seed=key):
+                        self.hyper_guide(*args, **kwargs)
+            self._structure = structure
+        return self._structure
+
+    @property
+    def structure(self) -> Structure:
+        """What the model is made of; known once the guide has been set up."""
+        if self._structure is None:
+            raise RuntimeError(
+                "The guide has not seen its model's data yet. Fit it with TSVGP, or call "
+                "guide.setup(...) with the arguments of the fit."
+            )
+        return self._structure
+
+    def _check_all_rows(self, name: str, site: GPSite, structure: Structure) -> None:
+        if self._has_point_sites(name) and site.rows in structure.batches:
+            why = "inducing=None" if self._is_full(name) else 'sites="untied"'
+            raise ValueError(
+                f"GP site '{name}' is given a minibatch of {site.rows} rows, but {why} keeps a "
+                "site for each data point and needs all inputs in each step. Give the guide "
+                'inducing inputs with sites="tied", or pass all rows of X to the GP and '
+                "subsample its value: f[idx]."
+            )
 
     def _inducing_of(self, name: str, structure: Structure) -> Array | None:
         given = self.inducing
@@ -144,11 +175,7 @@ class AutoDualGaussian(AutoGuide):
             Z = Z[:, 0]
         if X.ndim == 2 and Z.ndim == 1 and X.shape[1] == 1:
             Z = Z[:, None]
-        if Z.shape[1:] != X.shape[1:]:
-            raise ValueError(
-                f"The inducing inputs of GP site '{name}' have shape {Z.shape} but its inputs "
-                f"have shape {X.shape}: they must have the same number of columns."
-            )
+        check_inducing(name, Z, structure.gps[name], structure)
         return Z.astype(X.dtype)
 
     def _prior_of_hyperparameters(self, structure: Structure, *args: Any, **kwargs: Any) -> None:
@@ -163,18 +190,22 @@ class AutoDualGaussian(AutoGuide):
     def _is_full(self, name: str) -> bool:
         return self._inducing[name] is None
 
+    def _has_point_sites(self, name: str) -> bool:
+        return self._is_full(name) or self.sites == "untied"
+
     def _keeps_inputs(self, name: str) -> bool:
         """Point sites with inducing inputs need the training inputs to rebuild their sums."""
         return self.sites == "untied" and not self._is_full(name)
 
     def initial_parameters(self, name: str, site: GPSite) -> dict[str, Array]:
         """Parameters of one GP site before any data: sites of zero, where q is the prior."""
-        Z = site.gp.X if self._is_full(name) else self._inducing[name]
+        given = self._inducing[name]
+        Z = site.gp.X if given is None else given
         p, dtype = site.latents, site.gp.loc.dtype
         k = jax.eval_shape(site.kernel.diag, Z).shape[0]
         m, n = Z.shape[0], site.rows
         initial: dict[str, Array] = {"inducing": Z}
-        if self._is_full(name) or self.sites == "untied":
+        if self._has_point_sites(name):
             initial |= {"linear": jnp.zeros((p, n), dtype), "quadratic": jnp.zeros((p, n), dtype)}
         else:
             identity = jnp.broadcast_to(jnp.eye(m, dtype=dtype), (k, m, m))
@@ -232,7 +263,7 @@ class AutoDualGaussian(AutoGuide):
         Returns:
           A dict from GP site to arrays of shape ``batch + (m,)`` and ``batch + (m, m)``.
         """
-        gps = self._read(params, args, kwargs).gps
+        gps = self.read(params, args, kwargs).gps
         return {
             name: posterior.dual_parameters(site, self.unpack(name, params))
             for name, site in gps.items()
@@ -257,7 +288,7 @@ class AutoDualGaussian(AutoGuide):
             handlers.substitute(self.hyper_guide, data=dict(params))(*args, **kwargs)
         return {name: trace[name]["value"] for name in self.structure.hyperparameters}
 
-    def _read(
+    def read(
         self,
         params: Params,
         args: tuple[Any, ...],
@@ -335,7 +366,7 @@ class AutoDualGaussian(AutoGuide):
         def draw(key: Array, shape: tuple[int, ...]) -> dict[str, Array]:
             key_hyper, *keys = jax.random.split(key, 1 + len(self.structure.gps))
             hyper = self.sample_hyperparameters(key_hyper, params, args, kwargs)
-            reading = self._read(params, args, kwargs, hyper)
+            reading = self.read(params, args, kwargs, hyper)
             out = {k: jnp.broadcast_to(v, shape + jnp.shape(v)) for k, v in hyper.items()}
             for k, (name, site) in zip(keys, reading.gps.items(), strict=True):
                 out[name] = _draw(posterior.joint(site, self.unpack(name, params)), k, shape)
@@ -367,7 +398,7 @@ class AutoDualGaussian(AutoGuide):
 
         def at(key: Array) -> dict[str, Marginals]:
             hyper = self.sample_hyperparameters(key, params, args, kwargs)
-            reading = self._read(params, args, kwargs, hyper)
+            reading = self.read(params, args, kwargs, hyper)
             return {
                 name: posterior.marginals(site, self.unpack(name, params))
                 for name, site in reading.gps.items()

@@ -43,10 +43,11 @@ def prior(site: GPSite, fitted: Fitted) -> Prior:
     return sites.prior(site.kernel, fitted.inducing, site.gp.jitter)
 
 
-def training_features(site: GPSite, fitted: Fitted, prior: Prior, X: Array) -> Features:
+def training_features(site: GPSite, fitted: Fitted, prior: Prior, X: Array | None) -> Features:
     """Features at the training inputs, which without inducing inputs are the inducing inputs."""
     if fitted.is_full:
         return sites.features_at_inducing(prior)
+    assert X is not None  # only without inducing inputs are the training inputs not needed
     return sites.features(site.kernel, fitted.inducing, X, prior)
 
 

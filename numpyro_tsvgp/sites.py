@@ -39,6 +39,8 @@ __all__ = [
     "TiedSites",
     "Whitened",
     "blend",
+    "blend_riemannian",
+    "count_floored",
     "features",
     "kl_divergence",
     "marginals",
@@ -117,10 +119,10 @@ def features(kernel: Any, inducing: Array, X: Array, prior: Prior) -> Features:
       prior: the factorised prior at ``inducing``.
 
     Returns:
-      The features. A residual that rounds below zero is raised to zero.
+      The features. A residual may round below zero; :func:`marginals` takes care of it.
     """
     w = prior.inverse @ kernel(inducing, X)
-    return Features(w, jnp.maximum(kernel.diag(X) - (w**2).sum(-2), 0.0))
+    return Features(w, kernel.diag(X) - (w**2).sum(-2))
 
 
 def features_at_inducing(prior: Prior) -> Features:
@@ -195,7 +197,9 @@ def blend(
       G \leftarrow (1-r)\,G + r \sum_i \beta_i w_i w_i^\top
 
     The factor :math:`N/|M|` of a minibatch is already in the gradients, since the
-    log-likelihood carries its scale. The prior is not differentiated.
+    log-likelihood carries its scale. The prior is not differentiated. A negative
+    :math:`\beta_i`, which likelihoods that are not log-concave can ask for, counts as zero, so
+    that G stays positive semi-definite under any prior.
 
     Args:
       sites: the sites before the step. Tied sites must be in the coordinates of ``prior``.
@@ -212,8 +216,8 @@ def blend(
       V. Adam, P. E. Chang, M. E. Khan, A. Solin, *Dual parameterization of sparse variational
       Gaussian processes*, NeurIPS 2021, Eq. 20 to 22.
     """
-    linear = gradients.alpha + gradients.beta * mean
-    quadratic = gradients.beta
+    quadratic = jnp.maximum(gradients.beta, 0.0)
+    linear = gradients.alpha + quadratic * mean
     if isinstance(sites, TiedSites):
         return TiedSites(
             (1 - rate) * sites.linear + rate * _sum_linear(training.w, linear),
@@ -224,6 +228,43 @@ def blend(
         (1 - rate) * sites.linear + rate * linear,
         (1 - rate) * sites.quadratic + rate * quadratic,
     )
+
+
+def blend_riemannian(
+    sites: TiedSites, gradients: SiteGradients, q: Posterior, training: Features, rate: Any
+) -> TiedSites:
+    r"""One E-step whose precision is positive definite by construction, whatever beta is.
+
+    With :math:`\Delta = \sum_i \beta_i w_i w_i^\top - G` and :math:`\mu = B^{-1}\xi`,
+
+    .. math::
+      B_{\text{new}} = B + r \Delta + \tfrac{r^2}{2} \Delta B^{-1} \Delta, \qquad
+      \mu_{\text{new}} = \mu + r B_{\text{new}}^{-1} \Big(\sum_i \alpha_i w_i - \mu\Big).
+
+    The second-order term, the only difference from the natural-gradient step, keeps B positive
+    definite and vanishes at the fixed point, which is that
+    of the bound itself: negative :math:`\beta_i` are kept, not clipped.
+
+    Args:
+      sites: tied sites in the coordinates of the current prior.
+      gradients: alpha and beta at the current marginals.
+      q: the posterior of the sites.
+      training: features of the data points in the gradients.
+      rate: the step size r in (0, 1].
+
+    Returns:
+      The sites after the step.
+
+    References:
+      W. Lin, M. Schmidt, M. E. Khan, *Handling the positive-definite constraint in the Bayesian
+      learning rule*, ICML 2020.
+    """
+    delta = _sum_quadratic(training.w, gradients.beta) - sites.quadratic
+    half = q.inverse @ delta
+    gram = sites.quadratic + rate * delta + 0.5 * rate**2 * half.mT @ half
+    pull = _sum_linear(training.w, gradients.alpha) - q.mean
+    xi = q.mean + jnp.einsum("pij,pj->pi", gram, q.mean) + rate * pull
+    return TiedSites(xi, gram, sites.inverse)
 
 
 def posterior(whitened: Whitened) -> Posterior:
@@ -260,10 +301,30 @@ def marginals(q: Posterior, at: Features) -> Marginals:
       Means and variances of shape ``(p, n)``. Variances are at least the rounding error of the
       prior variance.
     """
-    w = at.w
-    explained = (_project(q.inverse, w) ** 2).sum(-2)
-    floor = jnp.finfo(w.dtype).eps * (at.residual + (w**2).sum(-2))
-    return Marginals(means(q, at), jnp.maximum(at.residual + explained, floor))
+    return Marginals(means(q, at), jnp.maximum(_raw_variance(q, at), _floor(at)))
+
+
+def count_floored(q: Posterior, at: Features) -> Array:
+    """How many variances of :func:`marginals` rounded to nothing and were floored.
+
+    Args:
+      q: the whitened posterior.
+      at: features of the inputs.
+
+    Returns:
+      A whole number.
+    """
+    return (_raw_variance(q, at) < _floor(at)).sum()
+
+
+def _raw_variance(q: Posterior, at: Features) -> Array:
+    explained = (_project(q.inverse, at.w) ** 2).sum(-2)
+    return jnp.maximum(at.residual, 0.0) + explained
+
+
+def _floor(at: Features) -> Array:
+    """The rounding error of the prior variance."""
+    return jnp.finfo(at.w.dtype).eps * jnp.abs(at.residual + (at.w**2).sum(-2))
 
 
 def kl_divergence(q: Posterior) -> Array:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tqdm
 from jax import Array, lax
 from numpyro import handlers
 from numpyro.distributions import constraints
@@ -17,46 +17,18 @@ from numpyro.infer import Trace_ELBO
 from numpyro.infer.util import transform_fn
 from numpyro.optim import _NumPyroOptim
 
+from numpyro_tsvgp import posterior
 from numpyro_tsvgp.bound import collapsed_model, update_sites
 from numpyro_tsvgp.expectations import GaussHermite, Rule
 from numpyro_tsvgp.extract import read
 from numpyro_tsvgp.guide import AutoDualGaussian
 from numpyro_tsvgp.linalg import blas_threads
+from numpyro_tsvgp.loop import TSVGPRunResult, TSVGPState, all_finite, run_steps
 from numpyro_tsvgp.optim import as_optimizer
 
-__all__ = ["TSVGP", "TSVGPRunResult", "TSVGPState"]
+__all__ = ["TSVGP"]
 
 Rate = float | Callable[[Array], Any] | None
-
-
-class TSVGPState(NamedTuple):
-    """Everything that a run needs to go on.
-
-    Attributes:
-      optim_state: the optimizer's state; it holds the unconstrained hyperparameters.
-      sites: site parameters of the guide, and inducing inputs that are not learned.
-      rng_key: random key of the next update.
-      step: number of updates so far.
-    """
-
-    optim_state: Any
-    sites: dict[str, Array]
-    rng_key: Array
-    step: Array
-
-
-class TSVGPRunResult(NamedTuple):
-    """The result of :meth:`TSVGP.run`, with the fields of NumPyro's ``SVIRunResult``.
-
-    Attributes:
-      params: fitted parameters of the model and the guide, constrained.
-      state: the last :class:`TSVGPState`.
-      losses: the loss of every step.
-    """
-
-    params: dict[str, Any]
-    state: TSVGPState
-    losses: Array
 
 
 class TSVGP:
@@ -87,6 +59,10 @@ class TSVGP:
         functions in a term, 10 for three, quasi-Monte Carlo for more), a number of
         Gauss-Hermite nodes, or a rule such as
         :class:`~numpyro_tsvgp.expectations.QuasiMonteCarlo`.
+      curvature: what to do with negative curvature, which likelihoods that are not log-concave
+        (Student-t, heteroscedastic, mixtures) ask for. ``"clip"`` counts it as zero. The
+        alternative ``"riemannian"`` keeps it and corrects the step so that the posterior
+        precision stays positive definite; it needs tied sites.
 
     Examples:
       >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
@@ -122,6 +98,7 @@ class TSVGP:
         e_steps: int = 1,
         m_steps: int = 1,
         quadrature: int | Rule | None = None,
+        curvature: str = "clip",
     ) -> None:
         if not isinstance(guide, AutoDualGaussian):
             raise TypeError(
@@ -137,8 +114,13 @@ class TSVGP:
             )
         if not callable(site_lr) and site_lr is not None and not 0 < site_lr <= 1:
             raise ValueError(f"site_lr must lie in (0, 1], got {site_lr}.")
+        if curvature not in ("clip", "riemannian"):
+            raise ValueError(f'curvature must be "clip" or "riemannian", got {curvature!r}.')
+        if curvature == "riemannian" and (guide.sites != "tied" or guide.inducing is None):
+            raise ValueError('curvature="riemannian" needs inducing inputs and sites="tied".')
         self.model = model
         self.guide = guide
+        self.curvature = curvature
         self.optim: _NumPyroOptim | None = as_optimizer(optim)
         self.site_lr = site_lr
         self.e_steps = e_steps
@@ -154,7 +136,7 @@ class TSVGP:
         self, rng_key: Array, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Initial parameters of model and guide, constrained; records their transforms."""
-        self.guide.setup(*args, **kwargs)
+        self.guide._setup(rng_key, args, kwargs)
         with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=rng_key):
             hyper = self.guide.hyper_guide
             values = {} if hyper is None else hyper(*args, **kwargs)
@@ -215,7 +197,10 @@ class TSVGP:
             lambda x: lax.convert_element_type(x, jnp.result_type(x)), (fixed, free)
         )
         optim_state = free if self.optim is None else self.optim.init(free)
-        return TSVGPState(optim_state, fixed, rng_key, jnp.zeros((), int))
+        state = TSVGPState(optim_state, fixed, rng_key, *(jnp.zeros((), int),) * 3)
+        self._check_rate()
+        self._check_priors(state, args, kwargs)
+        return state
 
     def _free(self, optim_state: Any) -> dict[str, Any]:
         return optim_state if self.optim is None else self.optim.get_params(optim_state)
@@ -243,17 +228,17 @@ class TSVGP:
 
     def _rate(self, step: Array) -> Any:
         if self.site_lr is None:
-            return 0.5 / np.sqrt(self.guide.setup().subsampling)
+            return 0.5 / np.sqrt(self.guide.structure.subsampling)
         return self.site_lr(step) if callable(self.site_lr) else self.site_lr
 
     def _e_step(
         self, key: Array, params: dict[str, Any], rate: Any, args: Any, kwargs: Any
-    ) -> tuple[dict[str, Array], dict[str, Array]]:
-        """New site parameters, and the subsample indices that they were made on."""
+    ) -> tuple[dict[str, Array], dict[str, Array], Array]:
+        """New site parameters, the subsample indices they were made on, and a count of floors."""
         key_hyper, key_model, key_rule = jax.random.split(key, 3)
         hyper = self.guide.sample_hyperparameters(key_hyper, params, args, kwargs)
         reading = read(self.model, args, kwargs, values={**params, **hyper}, key=key_model)
-        sites = update_sites(
+        sites, floored = update_sites(
             self.guide,
             reading,
             params,
@@ -262,10 +247,11 @@ class TSVGP:
             rate=rate,
             steps=self.e_steps,
             rule=self.quadrature,
+            curvature=self.curvature,
             key=key_rule,
         )
         plates = {k: s["value"] for k, s in reading.trace.items() if s["type"] == "plate"}
-        return sites, plates
+        return sites, plates, floored
 
     def _loss(
         self,
@@ -300,7 +286,7 @@ class TSVGP:
         rng_key, key = jax.random.split(svi_state.rng_key)
         params = self.get_params(svi_state)
         rate = self._rate(svi_state.step)
-        sites, plates = self._e_step(key, params, rate, args, kwargs)
+        sites, plates, floored = self._e_step(key, params, rate, args, kwargs)
         fixed = {**svi_state.sites, **sites}
 
         def loss_fn(free: dict[str, Any]) -> tuple[Array, None]:
@@ -323,7 +309,14 @@ class TSVGP:
             else:
                 optim_state, losses = lax.scan(m_step, optim_state, length=self.m_steps)
                 loss = losses[-1]
-        return TSVGPState(optim_state, fixed, rng_key, svi_state.step + 1), loss
+        state = svi_state._replace(
+            optim_state=optim_state,
+            sites=fixed,
+            rng_key=rng_key,
+            step=svi_state.step + 1,
+            floored=svi_state.floored + floored,
+        )
+        return state, loss
 
     def stable_update(
         self, svi_state: TSVGPState, *args: Any, **kwargs: Any
@@ -342,14 +335,15 @@ class TSVGP:
           The new or the old state, and the loss.
         """
         new, loss = self.update(svi_state, *args, **kwargs)
-        leaves = jax.tree.leaves((loss, new.optim_state, new.sites))
-        ok = jnp.array([jnp.isfinite(x).all() for x in leaves if _is_float(x)]).all()
+        ok = all_finite((loss, new.optim_state, new.sites))
         optim_state, sites = jax.tree.map(
             lambda a, b: jnp.where(ok, a, b),
             (new.optim_state, new.sites),
             (svi_state.optim_state, svi_state.sites),
         )
-        return new._replace(optim_state=optim_state, sites=sites), jnp.where(ok, loss, jnp.nan)
+        rejected = svi_state.rejected + ~ok
+        state = new._replace(optim_state=optim_state, sites=sites, rejected=rejected)
+        return state, jnp.where(ok, loss, jnp.nan)
 
     def evaluate(self, svi_state: TSVGPState, *args: Any, **kwargs: Any) -> Array:
         """The loss of a state, minus the bound minus the log prior, without a step.
@@ -376,9 +370,13 @@ class TSVGP:
         stable_update: bool = False,
         init_state: TSVGPState | None = None,
         init_params: Mapping[str, Any] | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | None = None,
         **kwargs: Any,
     ) -> TSVGPRunResult:
         """Runs ``num_steps`` updates with a progress bar.
+
+        An interrupt (Ctrl-C) ends the run and returns what is fitted so far, with a warning.
 
         Args:
           rng_key: random key of the initial state.
@@ -388,10 +386,17 @@ class TSVGP:
           stable_update: whether to use :meth:`stable_update`.
           init_state: a state to go on from, of this or another object for the same model.
           init_params: initial values by parameter name.
+          checkpoint: a file that the fit is saved to on the way. If it exists, the run goes on
+            from it, up to ``num_steps`` in all, as if it had never stopped.
+          checkpoint_every: number of updates between saves; a twentieth of the run by default.
           **kwargs: keyword arguments of the model.
 
         Returns:
           The fitted parameters, the last state, and the loss of every step.
+
+        Raises:
+          FitError: if the fit cannot go on: its state is no longer finite, or a twentieth of the
+            run was rejected in a row. It says why, and holds the last good result.
         """
         if num_steps < 1:
             raise ValueError("num_steps must be a positive integer.")
@@ -402,28 +407,73 @@ class TSVGP:
             state = init_state
         method = self.stable_update if stable_update else self.update
         step = jax.jit(lambda state, args, kwargs: method(state, *args, **kwargs))
-        losses: list[Any] = []
-        report = max(num_steps // 20, 1)
         largest = max(x.shape[-1] for x in jax.tree.leaves(state.sites))
-        with blas_threads(largest), tqdm.trange(1, num_steps + 1, disable=not progress_bar) as bar:
-            for i in bar:
-                state, loss = step(state, args, kwargs)
-                losses.append(loss)
-                if i % report == 0:
-                    recent = np.asarray(jax.device_get(losses[-report:]))
-                    losses[-report:] = list(recent)
-                    bar.set_postfix_str(
-                        f"init loss: {losses[0]:.4f}, "
-                        f"avg loss [{i - report + 1}-{i}]: {np.nanmean(recent):.4f}",
-                        refresh=False,
-                    )
-            jax.block_until_ready(state)
-        return TSVGPRunResult(self.get_params(state), state, jnp.stack(losses))
+        with blas_threads(largest):
+            return run_steps(
+                lambda state: step(state, args, kwargs),
+                state,
+                num_steps,
+                get_params=self.get_params,
+                diagnose=lambda state: self._diagnose(state, args, kwargs),
+                progress_bar=progress_bar,
+                checkpoint=checkpoint,
+                checkpoint_every=checkpoint_every,
+            )
+
+    # ---- what is wrong -----------------------------------------------------------------------
+
+    def _check_rate(self) -> None:
+        rate = self._rate(jnp.zeros((), int))
+        if not 0 < rate <= 1:
+            raise ValueError(
+                f"site_lr must lie in (0, 1], but the schedule gives {rate} at step 0."
+            )
+
+    def _check_priors(self, state: TSVGPState, args: Any, kwargs: Any) -> None:
+        """The covariance of every GP's inducing inputs must have a Cholesky factor."""
+        params = self.get_params(state)
+        for name, site in self.guide.read(params, args, kwargs).gps.items():
+            fitted = self.guide.unpack(name, params)
+            if not all_finite(jax.jit(posterior.prior)(site, fitted)):
+                raise ValueError(
+                    f"The covariance of the {fitted.inducing.shape[0]} inducing inputs of GP site "
+                    f"'{name}' is not positive definite. Inducing inputs may be too close for the "
+                    "lengthscale: use fewer of them, a shorter initial lengthscale, float64 "
+                    "(jax.config.update('jax_enable_x64', True)), or more jitter "
+                    "(GP(kernel, X, jitter=1e-4))."
+                )
+
+    def _diagnose(self, state: TSVGPState, args: Any, kwargs: Any) -> str:
+        """Why the update of a finite state is not finite, and what to try."""
+        try:
+            self._check_priors(state, args, kwargs)
+        except ValueError as error:
+            return str(error)
+        params = self.get_params(state)
+        _, key = jax.random.split(state.rng_key)
+        sites, plates, _ = self._e_step(key, params, self._rate(state.step), args, kwargs)
+        if not all_finite(sites):
+            return (
+                "The expected log-likelihood has no finite gradient at the current posterior: "
+                "its density overflows where the quadrature looks. Try a smaller site_lr, a link "
+                "function that grows more slowly (jax.nn.softplus in place of jnp.exp), or data "
+                "on a smaller scale."
+            )
+        free, fixed = self._free(state.optim_state), {**state.sites, **sites}
+        loss, grads = jax.value_and_grad(
+            lambda free: self._loss(key, free, fixed, plates, args, kwargs)
+        )(free)
+        bad = sorted(k for k, g in grads.items() if not all_finite(g))
+        if bad or not jnp.isfinite(loss):
+            return (
+                f"The bound is {loss} and its gradient is not finite in {bad}. Try "
+                "run(..., stable_update=True), float64, or more jitter (GP(..., jitter=1e-4))."
+            )
+        return (
+            "The step of the optimizer left the region where the model is finite. Try a smaller "
+            "learning rate, a prior on the hyperparameters, or run(..., stable_update=True)."
+        )
 
 
 def _no_guide(*args: Any, **kwargs: Any) -> None:
     """The guide of a model without sampled hyperparameters."""
-
-
-def _is_float(x: Any) -> bool:
-    return jnp.issubdtype(jnp.result_type(x), jnp.floating)

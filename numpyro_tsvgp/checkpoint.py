@@ -1,0 +1,170 @@
+"""Saving and loading fits: one file of arrays with a description, and nothing that runs.
+
+The file is a NumPy ``.npz`` archive. It is written next to its place and moved there in one step,
+so a kill during writing leaves the old file whole; it is read without pickle, so a stranger's file
+cannot run code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+__all__ = ["load", "save"]
+
+_FORMAT = "numpyro_tsvgp fit"
+_FORMAT_VERSION = 1
+_DESCRIPTION = "description.json"
+
+
+def save(path: str | os.PathLike[str], fit: Any) -> None:
+    """Saves a result or a state to one file.
+
+    Args:
+      path: where to; the file is replaced in one step.
+      fit: a result of :meth:`TSVGP.run` or a state.
+
+    Examples:
+      >>> import tempfile, pathlib, jax.numpy as jnp
+      >>> from numpyro_tsvgp import load, save
+      >>> path = pathlib.Path(tempfile.mkdtemp()) / "fit.npz"
+      >>> save(path, {"params": {"lengthscale": jnp.ones(2)}})
+      >>> load(path)["params"]["lengthscale"].tolist()
+      [1.0, 1.0]
+    """
+    path = Path(path)
+    arrays, entries = {}, []
+    for i, (keys, leaf) in enumerate(jax.tree_util.tree_flatten_with_path(fit)[0]):
+        is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        value = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+        if value.dtype.kind == "O":
+            raise TypeError(f"{_join(_names(keys))} is not an array: {type(leaf).__name__}.")
+        arrays[f"a{i}"] = value
+        entries.append(
+            {
+                "path": _names(keys),
+                "array": f"a{i}",
+                "shape": list(value.shape),
+                "dtype": str(value.dtype),
+                "key": str(jax.random.key_impl(leaf)) if is_key else None,
+            }
+        )
+    description = {
+        "format": _FORMAT,
+        "format_version": _FORMAT_VERSION,
+        "versions": {name: version(name) for name in ("jax", "numpyro", "numpy")},
+        "entries": entries,
+    }
+    text = np.frombuffer(json.dumps(description).encode(), np.uint8)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, allow_pickle=False, **arrays, **{_DESCRIPTION: text})
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def load(path: str | os.PathLike[str], like: Any = None) -> Any:
+    """Loads what :func:`save` wrote.
+
+    Args:
+      path: the file.
+      like: a result or state of the same fit, such as ``svi.init(key, X, y)``, whose structure
+        the arrays take. Without it everything comes back as nested dicts, which is all that
+        ``params`` need.
+
+    Returns:
+      A pytree like ``like``, or nested dicts of arrays.
+
+    Raises:
+      ValueError: if the file is damaged, is not a fit, or belongs to another fit than ``like``.
+    """
+    path = Path(path)
+    entries, values = _read(path)
+    if like is None:
+        return _nest(entries, values)
+    wanted, treedef = jax.tree_util.tree_flatten_with_path(like)
+    found = {_join(entry["path"]): value for entry, value in zip(entries, values, strict=True)}
+    names = [_join(_names(keys)) for keys, _ in wanted]
+    missing, surplus = set(names) - set(found), set(found) - set(names)
+    if missing or surplus:
+        raise ValueError(
+            f"'{path}' belongs to another fit: it lacks {sorted(missing)} and has "
+            f"{sorted(surplus)} in their place. Load it with the model, guide and optimizer that "
+            "it was saved with."
+        )
+    leaves = []
+    for name, (_, leaf) in zip(names, wanted, strict=True):
+        value = found[name]
+        if (jnp.shape(leaf), jnp.result_type(leaf)) != (value.shape, value.dtype):
+            raise ValueError(
+                f"'{path}' belongs to another fit: {name} has shape {value.shape} and type "
+                f"{value.dtype} in the file, but {jnp.shape(leaf)} and {jnp.result_type(leaf)} "
+                "here. Check the data, the number of inducing inputs and jax_enable_x64."
+            )
+        leaves.append(value)
+    return jax.tree_util.tree_unflatten(treedef, leaves)
+
+
+def _read(path: Path) -> tuple[list[dict[str, Any]], list[Any]]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile) or _DESCRIPTION not in archive:
+                raise ValueError("it has no description")
+            description = json.loads(archive[_DESCRIPTION].tobytes())
+            if description.get("format") != _FORMAT:
+                raise ValueError("it is an archive of something else")
+            if description["format_version"] > _FORMAT_VERSION:
+                raise ValueError("it was written by a newer version of numpyro_tsvgp")
+            entries = description["entries"]
+            arrays = [archive[entry["array"]] for entry in entries]
+    except FileNotFoundError:
+        raise
+    except (ValueError, KeyError, EOFError, OSError, TypeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"'{path}' is not a complete numpyro_tsvgp fit: {error}.") from error
+    values = [
+        jnp.asarray(array)
+        if entry["key"] is None
+        else jax.random.wrap_key_data(jnp.asarray(array), impl=entry["key"])
+        for entry, array in zip(entries, arrays, strict=True)
+    ]
+    return entries, values
+
+
+def _names(keys: Any) -> list[str]:
+    """The path of a leaf, as strings: dict keys, field names and positions."""
+    names = []
+    for key in keys:
+        for attribute in ("key", "name", "idx"):
+            if hasattr(key, attribute):
+                names.append(str(getattr(key, attribute)))
+                break
+    return names
+
+
+def _join(names: list[str]) -> str:
+    return "/".join(names)
+
+
+def _nest(entries: list[dict[str, Any]], values: list[Any]) -> dict[str, Any]:
+    root: dict[str, Any] = {}
+    for entry, value in zip(entries, values, strict=True):
+        *parents, last = entry["path"] or ["value"]
+        node = root
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    return root

@@ -1,0 +1,178 @@
+"""The loop around a step: progress, checkpoints, interrupts, and an end that explains itself."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tqdm
+from jax import Array
+from numpyro.util import find_stack_level
+
+from numpyro_tsvgp.checkpoint import load, save
+
+__all__ = ["FitError", "TSVGPRunResult", "TSVGPState", "all_finite", "run_steps"]
+
+# So many rejected updates in a row will not be followed by a good one.
+_HOPELESS = 20
+
+
+class TSVGPState(NamedTuple):
+    """Everything that a run needs to go on.
+
+    Attributes:
+      optim_state: the optimizer's state; it holds the unconstrained hyperparameters.
+      sites: site parameters of the guide, and inducing inputs that are not learned.
+      rng_key: random key of the next update.
+      step: number of updates so far.
+      rejected: how many of them ``stable_update`` rejected.
+      floored: how many marginal variances rounded to nothing and were floored, over all updates.
+    """
+
+    optim_state: Any
+    sites: dict[str, Array]
+    rng_key: Array
+    step: Array
+    rejected: Array
+    floored: Array
+
+
+class TSVGPRunResult(NamedTuple):
+    """The result of a run, with the fields of NumPyro's ``SVIRunResult``.
+
+    Attributes:
+      params: fitted parameters of the model and the guide, constrained.
+      state: the last :class:`TSVGPState`.
+      losses: the loss of every step.
+    """
+
+    params: dict[str, Any]
+    state: TSVGPState
+    losses: Array
+
+
+class FitError(RuntimeError):
+    """A fit that cannot go on. What was fitted before is in ``result``.
+
+    Attributes:
+      result: a :class:`TSVGPRunResult` up to the last state that was finite.
+    """
+
+    def __init__(self, message: str, result: TSVGPRunResult) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+def all_finite(tree: Any) -> Array:
+    """Whether every floating-point number in a pytree is finite."""
+    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
+    return jnp.array([jnp.isfinite(x).all() for x in floats]).all()
+
+
+def run_steps(
+    step: Callable[[TSVGPState], tuple[TSVGPState, Array]],
+    state: TSVGPState,
+    num_steps: int,
+    *,
+    get_params: Callable[[TSVGPState], dict[str, Any]],
+    diagnose: Callable[[TSVGPState], str],
+    progress_bar: bool = True,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int | None = None,
+) -> TSVGPRunResult:
+    """Takes ``num_steps`` steps, from a checkpoint if there is one.
+
+    Args:
+      step: one compiled step.
+      state: the state to start from.
+      num_steps: how many steps, those of the checkpoint included.
+      get_params: parameters of a state.
+      diagnose: says why the step after a (finite) state is not finite.
+      progress_bar: whether to show progress.
+      checkpoint: file to save to, and to go on from if it exists.
+      checkpoint_every: number of steps between saves.
+
+    Returns:
+      The result; after an interrupt, that of the steps so far.
+
+    Raises:
+      FitError: if the state is no longer finite or every recent step was rejected.
+    """
+
+    def result(state: TSVGPState, losses: list[Any]) -> TSVGPRunResult:
+        return TSVGPRunResult(get_params(state), state, jnp.asarray(jax.device_get(losses)))
+
+    losses: list[Any] = []
+    if checkpoint is not None and Path(checkpoint).exists():
+        losses = list(np.asarray(load(checkpoint)["losses"]))
+        state = load(checkpoint, like=result(state, losses)).state
+    report = max(num_steps // 20, 1)
+    every = report if checkpoint_every is None else checkpoint_every
+    good = state, len(losses)
+    with tqdm.tqdm(total=num_steps, initial=len(losses), disable=not progress_bar) as bar:
+        try:
+            while len(losses) < num_steps:
+                state, loss = step(state)
+                losses.append(loss)
+                bar.update()
+                i = len(losses)
+                if i % report == 0 or i == num_steps:
+                    first = min(good[1], i - 1)
+                    losses[first:] = [np.asarray(x) for x in jax.device_get(losses[first:])]
+                    if not all_finite((state.optim_state, state.sites)):
+                        raise _failure(step, *good, losses, result, diagnose)
+                    if len(losses) >= _HOPELESS and not np.isfinite(losses[-_HOPELESS:]).any():
+                        raise FitError(
+                            f"The last {_HOPELESS} updates were all rejected. {diagnose(state)}",
+                            result(state, losses),
+                        )
+                    good = state, i
+                    _describe(bar, losses, first)
+                if checkpoint is not None and (i % every == 0 or i == num_steps):
+                    save(checkpoint, result(state, losses))
+        except KeyboardInterrupt:
+            warnings.warn(
+                f"Interrupted after {len(losses)} of {num_steps} updates; this is the fit so far.",
+                stacklevel=find_stack_level(),
+            )
+    if int(state.rejected):
+        warnings.warn(
+            f"{int(state.rejected)} updates were not finite and were rejected. A smaller site_lr "
+            "or learning rate may avoid this.",
+            stacklevel=find_stack_level(),
+        )
+    return result(state, losses)
+
+
+def _describe(bar: Any, losses: list[Any], first: int) -> None:
+    recent = np.array(losses[first:])
+    recent = recent[np.isfinite(recent)]
+    average = recent.mean() if len(recent) else np.nan
+    bar.set_postfix_str(
+        f"init loss: {losses[0]:.4f}, avg loss [{first + 1}-{len(losses)}]: {average:.4f}",
+        refresh=False,
+    )
+
+
+def _failure(
+    step: Callable[[TSVGPState], tuple[TSVGPState, Array]],
+    state: TSVGPState,
+    done: int,
+    losses: list[Any],
+    result: Callable[[TSVGPState, list[Any]], TSVGPRunResult],
+    diagnose: Callable[[TSVGPState], str],
+) -> FitError:
+    """Walks from the last state known to be good to the last that is."""
+    while done < len(losses):
+        new, _ = step(state)
+        if not all_finite((new.optim_state, new.sites)):
+            break
+        state, done = new, done + 1
+    message = f"The fit is no longer finite after {done} updates. {diagnose(state)}"
+    return FitError(message, result(state, losses[:done]))
