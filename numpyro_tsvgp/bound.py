@@ -38,6 +38,8 @@ class Data(NamedTuple):
     sites: TiedSites | PointSites
     prior: Prior
     features: Features
+    inducing: Array
+    shift: Array | None
 
 
 def _at_data(guide: AutoDualGaussian, reading: Reading, params: Params) -> dict[str, Data]:
@@ -46,7 +48,8 @@ def _at_data(guide: AutoDualGaussian, reading: Reading, params: Params) -> dict[
         fitted = guide.unpack(name, params)
         prior = posterior.prior(site, fitted)
         features = posterior.training_features(site, fitted, prior, site.gp.X)
-        out[name] = Data(site, fitted.sites, prior, features)
+        shift = posterior.anchor_shift(site, fitted)
+        out[name] = Data(site, fitted.sites, prior, features, fitted.inducing, shift)
     return out
 
 
@@ -56,7 +59,10 @@ def _nodes(guide: AutoDualGaussian, rule: Rule | None, key: Array) -> tuple[Arra
 
 
 def collapsed_model(
-    guide: AutoDualGaussian, rule: Rule | None = None, key: Array | None = None
+    guide: AutoDualGaussian,
+    rule: Rule | None = None,
+    key: Array | None = None,
+    refresh: int = 0,
 ) -> Callable[..., None]:
     r"""The model of the hyperparameters: GPs integrated out, the bound in place of the data.
 
@@ -68,6 +74,8 @@ def collapsed_model(
       guide: a guide that has been set up.
       rule: quadrature rule, or None for the default.
       key: key for rules with random nodes; the bound is a deterministic function given it.
+      refresh: number of site updates at rate 1 before the bound is taken. They are part of the
+        density and are differentiated through.
 
     Returns:
       A NumPyro model with the arguments of the original one. The guide's sites and inducing
@@ -81,23 +89,28 @@ def collapsed_model(
         def expose(site: dict[str, Any]) -> bool:
             # A deterministic site can only be shown while it cannot depend on a GP.
             nonlocal before_gps
-            before_gps = before_gps and site["name"] not in structure.gps
+            before_gps = before_gps and site.get("name") not in structure.gps
             if site["type"] == "deterministic":
                 return before_gps
             return structure.is_hyper_or_frame(site)
 
         reading = read(guide.model, args, kwargs, expose=expose)
         params = guide.declare(reading.gps)
+        fixed_key = jax.random.key(0) if key is None else key
+        if refresh:
+            params |= update_sites(
+                guide, reading, params, args, kwargs, steps=refresh, rule=rule, key=fixed_key
+            )[0]
         kl: Any = 0.0
         marginals = {}
         for name, data in _at_data(guide, reading, params).items():
-            whitened = sites.whiten(data.sites, data.prior, data.features)
+            whitened = sites.whiten(data.sites, data.prior, data.features, data.shift)
             q = sites.posterior(whitened)
             mean, variance = sites.marginals(q, data.features)
             marginals[name] = Marginals(mean + data.site.loc, variance)
             kl = kl + sites.kl_divergence(q)
         likelihood = log_likelihood(guide.model, reading, args, kwargs)
-        nodes, weights = _nodes(guide, rule, jax.random.key(0) if key is None else key)
+        nodes, weights = _nodes(guide, rule, fixed_key)
         expected = expect(likelihood, marginals, structure.axes, nodes, weights)
         numpyro.factor("bound", expected - kl)
 
@@ -110,6 +123,7 @@ def collapse(
     params: Params,
     *,
     quadrature: Rule | None = None,
+    refresh: int = 0,
 ) -> Callable[..., None]:
     r"""The NumPyro model of the hyperparameters alone, with fitted sites held.
 
@@ -122,6 +136,9 @@ def collapse(
       guide: the guide that was fitted to it.
       params: fitted parameters.
       quadrature: quadrature rule, or None for the default.
+      refresh: sites made at one value of the hyperparameters are only locally right; this many
+        site updates at rate 1 inside the density make them anew at each value. One is exact for
+        a Gaussian likelihood.
 
     Returns:
       A NumPyro model with the same arguments.
@@ -153,7 +170,8 @@ def collapse(
     """
     if model is not guide.model:
         raise ValueError("collapse needs the model that the guide was made for.")
-    return handlers.substitute(collapsed_model(guide, quadrature), data=dict(params))
+    collapsed = collapsed_model(guide, quadrature, refresh=refresh)
+    return handlers.substitute(collapsed, data=dict(params))
 
 
 def update_sites(
@@ -163,10 +181,10 @@ def update_sites(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *,
-    rate: Any,
-    steps: int,
-    rule: Rule | None,
-    curvature: str,
+    rate: Any = 1.0,
+    steps: int = 1,
+    rule: Rule | None = None,
+    curvature: str = "clip",
     key: Array,
 ) -> tuple[dict[str, Array], Array]:
     """The E-step: ``steps`` site updates of every GP at fixed hyperparameters.
@@ -198,7 +216,9 @@ def update_sites(
     for name, d in data.items():
         value = d.sites
         if isinstance(value, TiedSites):
-            value = TiedSites(*sites.whiten(value, d.prior, None), d.prior.inverse)
+            anchor = None if value.anchor is None else d.inducing
+            moved = sites.whiten(value, d.prior, None, d.shift)
+            value = TiedSites(*moved, d.prior.inverse, anchor)
         start[name] = value
 
     def posteriors(current: Mapping[str, TiedSites | PointSites]) -> dict[str, Posterior]:

@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 import zipfile
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ __all__ = ["load", "save"]
 _FORMAT = "numpyro_tsvgp fit"
 _FORMAT_VERSION = 1
 _DESCRIPTION = "description.json"
+_VERSIONS = ("numpyro-tsvgp", "numpyro", "jax", "jaxlib", "numpy")
 
 
 def save(path: str | os.PathLike[str], fit: Any) -> None:
@@ -61,7 +62,7 @@ def save(path: str | os.PathLike[str], fit: Any) -> None:
     description = {
         "format": _FORMAT,
         "format_version": _FORMAT_VERSION,
-        "versions": {name: version(name) for name in ("jax", "numpyro", "numpy")},
+        "versions": {name: _version(name) for name in _VERSIONS},
         "entries": entries,
     }
     text = np.frombuffer(json.dumps(description).encode(), np.uint8)
@@ -83,8 +84,8 @@ def load(path: str | os.PathLike[str], like: Any = None) -> Any:
     Args:
       path: the file.
       like: a result or state of the same fit, such as ``svi.init(key, X, y)``, whose structure
-        the arrays take. Without it everything comes back as nested dicts, which is all that
-        ``params`` need.
+        the arrays take. A state may also be taken out of the file of a result. Without ``like``
+        everything comes back as nested dicts, which is all that ``params`` need.
 
     Returns:
       A pytree like ``like``, or nested dicts of arrays.
@@ -99,6 +100,9 @@ def load(path: str | os.PathLike[str], like: Any = None) -> Any:
     wanted, treedef = jax.tree_util.tree_flatten_with_path(like)
     found = {_join(entry["path"]): value for entry, value in zip(entries, values, strict=True)}
     names = [_join(_names(keys)) for keys, _ in wanted]
+    in_result = {k.removeprefix("state/"): v for k, v in found.items() if k.startswith("state/")}
+    if in_result and not any(name.startswith("state/") for name in names):
+        found = in_result
     missing, surplus = set(names) - set(found), set(found) - set(names)
     if missing or surplus:
         raise ValueError(
@@ -120,28 +124,51 @@ def load(path: str | os.PathLike[str], like: Any = None) -> Any:
 
 
 def _read(path: Path) -> tuple[list[dict[str, Any]], list[Any]]:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile) or _DESCRIPTION not in archive:
-                raise ValueError("it has no description")
-            description = json.loads(archive[_DESCRIPTION].tobytes())
-            if description.get("format") != _FORMAT:
-                raise ValueError("it is an archive of something else")
-            if description["format_version"] > _FORMAT_VERSION:
-                raise ValueError("it was written by a newer version of numpyro_tsvgp")
-            entries = description["entries"]
-            arrays = [archive[entry["array"]] for entry in entries]
-    except FileNotFoundError:
-        raise
-    except (ValueError, KeyError, EOFError, OSError, TypeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"'{path}' is not a complete numpyro_tsvgp fit: {error}.") from error
-    values = [
-        jnp.asarray(array)
-        if entry["key"] is None
-        else jax.random.wrap_key_data(jnp.asarray(array), impl=entry["key"])
-        for entry, array in zip(entries, arrays, strict=True)
-    ]
+    with open(path, "rb") as file:
+        try:
+            entries, arrays = _entries_and_arrays(file)
+        except Exception as error:  # a stranger's file can be wrong in any way
+            raise ValueError(f"'{path}' is not a complete numpyro_tsvgp fit: {error}.") from error
+    values = []
+    for entry, array in zip(entries, arrays, strict=True):
+        value = jnp.asarray(array)
+        if value.dtype != array.dtype:
+            raise ValueError(
+                f"{_join(entry['path'])} in '{path}' is {array.dtype}, which JAX does not keep at "
+                "its current precision. Load it with jax.config.update('jax_enable_x64', True)."
+            )
+        is_key = entry["key"] is not None
+        values.append(jax.random.wrap_key_data(value, impl=entry["key"]) if is_key else value)
     return entries, values
+
+
+def _entries_and_arrays(file: Any) -> tuple[list[dict[str, Any]], list[np.ndarray]]:
+    if not zipfile.is_zipfile(file):
+        raise ValueError("it is not an archive, or is cut short")
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as archive:
+        if _DESCRIPTION not in archive:
+            raise ValueError("it has no description")
+        description = json.loads(archive[_DESCRIPTION].tobytes())
+        if description["format"] != _FORMAT:
+            raise ValueError("it is an archive of something else")
+        if description["format_version"] > _FORMAT_VERSION:
+            raise ValueError("it was written by a newer version of numpyro_tsvgp")
+        entries = description["entries"]
+        arrays = [archive[entry["array"]] for entry in entries]
+    for entry, array in zip(entries, arrays, strict=True):
+        if (list(array.shape), str(array.dtype)) != (entry["shape"], entry["dtype"]):
+            raise ValueError(f"{_join(entry['path'])} is not the array that its description says")
+        if entry["key"] is not None:
+            jax.random.wrap_key_data(jnp.asarray(array), impl=entry["key"])
+    return entries, arrays
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # a source tree that is not installed
+        return "unknown"
 
 
 def _names(keys: Any) -> list[str]:

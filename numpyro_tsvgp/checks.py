@@ -29,7 +29,7 @@ from numpyro_tsvgp.extract import (
     read,
 )
 
-__all__ = ["Structure", "check_inducing", "inspect"]
+__all__ = ["Structure", "check_inducing", "describe", "inspect"]
 
 
 class Structure(NamedTuple):
@@ -49,7 +49,7 @@ class Structure(NamedTuple):
 
     def is_hyper_or_frame(self, site: Message) -> bool:
         """Whether a site belongs to the model of the hyperparameters."""
-        return site["type"] in ("param", "plate") or site["name"] in self.hyperparameters
+        return site["type"] in ("param", "plate") or site.get("name") in self.hyperparameters
 
 
 def inspect(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Structure:
@@ -71,7 +71,15 @@ def inspect(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> S
             "The model is checked on its data before the first step, which cannot be done inside "
             "jax.jit or jax.vmap. Call init (or guide.setup) outside of it first."
         )
-    reading = read(model, args, kwargs, key=jax.random.key(0))
+    try:
+        reading = read(model, args, kwargs, key=jax.random.key(0))
+    except Exception as error:
+        error.add_note(
+            "The model was run once on its data, before the fit, with arguments "
+            f"{describe(args, kwargs)}. Check that they are what it expects and that X and y "
+            "have the same number of rows."
+        )
+        raise
     trace = reading.trace
     _check_there_is_something_to_fit(trace)
     observed = {name: site for name, site in trace.items() if is_observed(site)}
@@ -115,17 +123,13 @@ def _check_there_is_something_to_fit(trace: Mapping[str, Message]) -> None:
     if not any(is_observed(site) for site in trace.values()):
         raise ValueError(
             "The model has no observed site, so there is nothing to fit. Pass the data, as in "
-            "svi.run(key, steps, X, y), and give it to the likelihood with obs=y."
+            "svi.run(key, steps, X, y), and give it to the likelihood with obs=y. (To predict with "
+            "a guide that was not fitted in this process, call guide.setup(X, y) with the data of "
+            "the fit first.)"
         )
 
 
 def _check_gp(name: str, site: GPSite, message: Message, observed: Mapping[str, Message]) -> None:
-    scale = message["scale"]
-    if scale is not None and not np.all(np.asarray(scale) == 1):
-        raise ValueError(
-            f"GP site '{name}' has scale {np.asarray(scale)}. A scale (of handlers.scale or of a "
-            "plate that subsamples) belongs around the likelihood, not around the GP."
-        )
     for frame in message["cond_indep_stack"]:
         # A plate of the data's size around the GP, whose size no other plate of the data has.
         if frame.size == site.rows > 1 and any(
@@ -136,8 +140,15 @@ def _check_gp(name: str, site: GPSite, message: Message, observed: Mapping[str, 
             raise ValueError(
                 f"GP site '{name}' stands inside the data plate '{frame.name}', which makes "
                 f"{frame.size} independent functions of {site.rows} values each. Sample the GP "
-                f"outside of the plate: it is one function, with all rows of X in it."
+                "outside of the plate, before `with numpyro.plate(...)`: it is one function, with "
+                "all rows of X in it."
             )
+    scale = message["scale"]
+    if scale is not None and not np.all(np.asarray(scale) == 1):
+        raise ValueError(
+            f"GP site '{name}' has scale {np.asarray(scale)}. A scale (of handlers.scale or of a "
+            "plate that subsamples) belongs around the likelihood, not around the GP."
+        )
     where = _first(~np.isfinite(np.asarray(site.gp.X)))
     if where is not None:
         raise ValueError(
@@ -148,8 +159,9 @@ def _check_gp(name: str, site: GPSite, message: Message, observed: Mapping[str, 
 
 def _check_hyperparameter(name: str, site: Message, observed: Mapping[str, Message]) -> None:
     if site["fn"].support.is_discrete:
+        kind = type(_base(site["fn"])).__name__
         raise ValueError(
-            f"Site '{name}' is a discrete latent variable ({type(site['fn']).__name__}), which "
+            f"Site '{name}' is a discrete latent variable ({kind}), which "
             "t-SVGP cannot fit. Sum it out, for example with dist.MixtureSameFamily or a "
             "zero-inflated distribution, or observe it."
         )
@@ -175,16 +187,18 @@ def _check_data(name: str, site: Message) -> None:
     if isinstance(fn, dist.Unit) or value.size == 0:
         return
     shape = fn.shape()
-    try:
-        fits = np.broadcast_shapes(value.shape, shape) == shape
-    except ValueError:
-        fits = False
+    # One number for all points is meant, as are many for one distribution without plates; an
+    # axis of length one that would be repeated is not.
+    tail = shape[max(len(shape) - value.ndim, 0) :]
+    fits = 0 in (value.ndim, len(shape)) or value.shape == tail
     if not fits:
         raise ValueError(
             f"The data of site '{name}' have shape {value.shape}, but its distribution has shape "
             f"{shape}. " + _shape_advice(value.shape, shape)
         )
-    value = np.broadcast_to(value, shape)
+    value = np.broadcast_to(value, np.broadcast_shapes(value.shape, shape))
+    if fn.support is None:  # a distribution of the user's own that does not say
+        return
     in_support = np.asarray(fn.support(jnp.asarray(value)))  # one entry for each event
     event_axes = tuple(range(in_support.ndim, value.ndim))
     missing = np.isnan(value).any(event_axes) if value.dtype.kind == "f" else False
@@ -209,24 +223,29 @@ def _shape_advice(value: tuple[int, ...], shape: tuple[int, ...]) -> str:
 def _check_not_deep(
     model: Model, reading: Reading, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
-    """The prior of a GP must not move when the values of the GPs do."""
+    """The prior of a GP must not move when the values of the others do."""
+    if len(reading.gps) < 2:
+        return
+
+    @jax.jit
+    def priors(values: dict[str, Array]) -> dict[str, list[Array]]:
+        values = {name: reading.gps[name].unflatten(value) for name, value in values.items()}
+        pinned = {**reading.pinned, **values}
+        gps = read(model, args, kwargs, values=pinned, key=jax.random.key(0)).gps
+        out = {}
+        for name, site in gps.items():
+            rows = site.gp.X[:8]
+            out[name] = [site.gp.X, site.loc, site.kernel(rows, rows), site.kernel.diag(rows)]
+        return out
+
     rng = np.random.RandomState(1)
-    values = {
-        name: site.unflatten(
-            site.loc + jnp.asarray(rng.standard_normal((site.latents, site.rows)), site.loc.dtype)
-        )
-        for name, site in reading.gps.items()
-    }
-    moved = read(
-        model, args, kwargs, values={**reading.pinned, **values}, key=jax.random.key(0)
-    ).gps
-
-    def prior(site: GPSite) -> list[Array]:
-        rows = site.gp.X[:8]
-        return [site.gp.X, site.loc, site.kernel(rows, rows), site.kernel.diag(rows)]
-
-    for name, site in reading.gps.items():
-        pairs = zip(prior(site), prior(moved[name]), strict=True)
+    shapes = {name: (site.latents, site.rows) for name, site in reading.gps.items()}
+    there, elsewhere = (
+        priors({name: jnp.asarray(rng.standard_normal(shape)) for name, shape in shapes.items()})
+        for _ in range(2)
+    )
+    for name in reading.gps:
+        pairs = zip(there[name], elsewhere[name], strict=True)
         if not all(np.array_equal(a, b) for a, b in pairs):
             raise ValueError(
                 f"The inputs, mean or kernel of GP site '{name}' depend on the value of another "
@@ -252,6 +271,8 @@ def check_inducing(name: str, Z: Array, site: GPSite, structure: Structure) -> N
             f"The inducing inputs of GP site '{name}' have shape {Z.shape} but its inputs have "
             f"shape {X.shape}: they must have the same number of columns."
         )
+    if Z.shape[0] == 0:
+        raise ValueError(f"The inducing inputs of GP site '{name}' are empty. Pass at least one.")
     values = np.asarray(Z)
     where = _first(~np.isfinite(values))
     if where is not None:
@@ -273,6 +294,19 @@ def check_inducing(name: str, Z: Array, site: GPSite, structure: Structure) -> N
             "fewer, or inducing=None, which needs none. (With minibatches passed as arguments, "
             "give the plate its full size: numpyro.plate('data', N, subsample_size=len(y)).)"
         )
+
+
+def describe(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """The shapes of a model's arguments, for messages."""
+
+    def one(value: Any) -> str:
+        if hasattr(value, "shape"):
+            return f"of shape {tuple(value.shape)}"
+        return "None" if value is None else f"of type {type(value).__name__}"
+
+    parts = [one(value) for value in args]
+    parts += [f"{name} {one(value)}" for name, value in kwargs.items()]
+    return f"({', '.join(parts)})"
 
 
 def _base(fn: Any) -> Any:

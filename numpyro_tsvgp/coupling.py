@@ -68,7 +68,7 @@ class _Probe:
             return gradient(values)
 
         self._moved = jax.jit(moved)
-        still = self._moved({name: jnp.zeros(v.shape) for name, v in self.base.items()})
+        still = self._moved({name: jnp.zeros_like(v) for name, v in self.base.items()})
         self.still = {name: np.asarray(v) for name, v in still.items()}
         largest = max(float(np.max(np.abs(v))) for v in self.still.values())
         if not np.isfinite(largest):
@@ -84,7 +84,9 @@ class _Probe:
     def changes(self, masks: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Which gradients change when the masked values, each ``(latents, n)``, are moved."""
         every = {name: masks.get(name, np.zeros(v.shape, bool)) for name, v in self.base.items()}
-        moved = self._moved({name: jnp.asarray(mask, float) for name, mask in every.items()})
+        moved = self._moved(
+            {name: jnp.asarray(mask, self.base[name].dtype) for name, mask in every.items()}
+        )
         return {
             name: np.abs(np.asarray(v) - self.still[name]) > self.tolerance
             for name, v in moved.items()

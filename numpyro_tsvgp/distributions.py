@@ -72,6 +72,8 @@ class GP(dist.Distribution):
         self.X = as_inputs(X)
         self.jitter = jitter
         n = self.X.shape[0]
+        if n == 0:
+            raise ValueError(f"The inputs X of a GP are empty: their shape is {self.X.shape}.")
         block = jax.eval_shape(lambda x: self.kernel(x, x), self.X[:1])
         if block.shape[-2:] != (1, 1):
             raise ValueError(

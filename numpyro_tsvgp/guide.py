@@ -16,7 +16,7 @@ from numpyro import handlers
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_tsvgp import extract, posterior
-from numpyro_tsvgp.checks import Structure, check_inducing, inspect
+from numpyro_tsvgp.checks import Structure, check_inducing, describe, inspect
 from numpyro_tsvgp.distributions import GPPosterior, as_inputs
 from numpyro_tsvgp.expectations import Marginals
 from numpyro_tsvgp.extract import GPSite, Reading
@@ -211,6 +211,8 @@ class AutoDualGaussian(AutoGuide):
             identity = jnp.broadcast_to(jnp.eye(m, dtype=dtype), (k, m, m))
             initial |= {"linear": jnp.zeros((p, m), dtype)}
             initial |= {"quadratic": jnp.zeros((p, m, m), dtype), "inverse": identity}
+            if self.learn_inducing:
+                initial["anchor"] = Z
         if self._keeps_inputs(name):
             initial["inputs"] = site.gp.X
         return {self._name(name, what): value for what, value in initial.items()}
@@ -228,7 +230,7 @@ class AutoDualGaussian(AutoGuide):
         for name in self.structure.gps:
             if key == self._name(name, "inducing"):
                 return self._is_full(name) or not self.learn_inducing
-            fields = ("linear", "quadratic", "inverse", "inputs")
+            fields = ("linear", "quadratic", "inverse", "anchor", "inputs")
             if key in {self._name(name, what) for what in fields}:
                 return True
         return False
@@ -243,12 +245,13 @@ class AutoDualGaussian(AutoGuide):
             return Fitted(
                 get("inducing"), PointSites(get("linear"), get("quadratic")), get("inputs")
             )
-        tied = TiedSites(get("linear"), get("quadratic"), get("inverse"))
+        tied = TiedSites(get("linear"), get("quadratic"), get("inverse"), get("anchor"))
         return Fitted(get("inducing"), tied, None)
 
     def pack(self, name: str, sites: TiedSites | PointSites) -> dict[str, Array]:
         """Parameters by name that hold the sites of one GP."""
-        return {self._name(name, what): value for what, value in sites._asdict().items()}
+        fields = {what: value for what, value in sites._asdict().items() if value is not None}
+        return {self._name(name, what): value for what, value in fields.items()}
 
     def dual_parameters(
         self, params: Params, *args: Any, **kwargs: Any
@@ -300,7 +303,32 @@ class AutoDualGaussian(AutoGuide):
         key = jax.random.key(0)
         if hyper is None:
             hyper = self.sample_hyperparameters(key, params, args, kwargs)
-        return extract.read(self.model, args, kwargs, values={**params, **hyper}, key=key)
+        return self._read_anywhere(args, kwargs, values={**params, **hyper}, key=key)
+
+    def _read_anywhere(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], **options: Any
+    ) -> Reading:
+        """Reads the model at inputs that need not be those of the fit."""
+        try:
+            reading = extract.read(self.model, args, kwargs, **options)
+        except jax.errors.JAXTypeError:
+            raise
+        except (AttributeError, IndexError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}".rstrip(".")
+            raise ValueError(
+                f"The model does not run with the arguments {describe(args, kwargs)}, so there is "
+                f"no way to know where to predict. {reason}. Pass the "
+                "inputs to predict at, as in guide.marginals(params, X_new), and let the model "
+                "take the number of points from them: numpyro.plate('data', X.shape[0])."
+            ) from error
+        for name, site in reading.gps.items():
+            fitted, now = self.structure.gps[name].gp.X, site.gp.X
+            if _columns(fitted) != _columns(now):
+                raise ValueError(
+                    f"GP site '{name}' was fitted to inputs of shape {fitted.shape}, but the new "
+                    f"inputs have shape {now.shape}: they must have the same number of columns."
+                )
+        return reading
 
     # ---- NumPyro's interface -----------------------------------------------------------------
 
@@ -322,8 +350,7 @@ class AutoDualGaussian(AutoGuide):
         # is traced, the factors are computed here and now, once, and enter the loop as constants.
         concrete = not structure.subsamples and not _traced((params, values, args, kwargs))
         with jax.ensure_compile_time_eval() if concrete else nullcontext():
-            reading = extract.read(
-                self.model,
+            reading = self._read_anywhere(
                 args,
                 kwargs,
                 values={**params, **values},
@@ -460,6 +487,10 @@ class AutoDualGaussian(AutoGuide):
 @partial(jax.jit, static_argnums=2)
 def _draw(q: GPPosterior, key: Array, sample_shape: tuple[int, ...]) -> Array:
     return q.sample(key, sample_shape)
+
+
+def _columns(X: Array) -> int:
+    return 1 if X.ndim == 1 else X.shape[1]
 
 
 def _traced(tree: Any) -> bool:

@@ -100,6 +100,13 @@ class Kernel:
     # Without this, `np.float64(2.0) * kernel` is NumPy's attempt to make an array of it.
     __array_ufunc__ = None
 
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            # In a pytree a list of lengthscales would be a container of leaves, not an array.
+            if isinstance(value, list) and not field.metadata.get("static"):
+                object.__setattr__(self, field.name, jnp.asarray(value))
+
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Array:
         """Covariance between two sets of inputs, of shape ``batch + (n1, n2)``."""
         raise NotImplementedError
@@ -238,6 +245,7 @@ class _Leaf(Kernel):
     active_dims: int | Sequence[int] | None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.active_dims is not None:
             # Static metadata of a pytree must be hashable.
             dims = tuple(operator.index(i) for i in np.atleast_1d(np.asarray(self.active_dims)))

@@ -81,6 +81,7 @@ def run_steps(
     num_steps: int,
     *,
     get_params: Callable[[TSVGPState], dict[str, Any]],
+    usable: Callable[[TSVGPState], bool],
     diagnose: Callable[[TSVGPState], str],
     progress_bar: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -93,7 +94,8 @@ def run_steps(
       state: the state to start from.
       num_steps: how many steps, those of the checkpoint included.
       get_params: parameters of a state.
-      diagnose: says why the step after a (finite) state is not finite.
+      usable: whether a state is finite and can be gone on from.
+      diagnose: says why the step after a usable state is not.
       progress_bar: whether to show progress.
       checkpoint: file to save to, and to go on from if it exists.
       checkpoint_every: number of steps between saves.
@@ -109,8 +111,18 @@ def run_steps(
         return TSVGPRunResult(get_params(state), state, jnp.asarray(jax.device_get(losses)))
 
     losses: list[Any] = []
+    if checkpoint_every is not None and checkpoint_every < 1:
+        raise ValueError(f"checkpoint_every must be at least 1, got {checkpoint_every}.")
+    if checkpoint is not None and not Path(checkpoint).parent.is_dir():  # not after an hour
+        raise FileNotFoundError(f"There is no directory {Path(checkpoint).parent} to save to.")
     if checkpoint is not None and Path(checkpoint).exists():
-        losses = list(np.asarray(load(checkpoint)["losses"]))
+        saved = load(checkpoint)
+        if "losses" not in saved:
+            raise ValueError(
+                f"'{checkpoint}' is not a checkpoint of a run: it has {sorted(saved)}. Choose "
+                "another file, or load it and pass it as init_state."
+            )
+        losses = list(np.asarray(saved["losses"]))
         state = load(checkpoint, like=result(state, losses)).state
     report = max(num_steps // 20, 1)
     every = report if checkpoint_every is None else checkpoint_every
@@ -122,11 +134,15 @@ def run_steps(
                 losses.append(loss)
                 bar.update()
                 i = len(losses)
-                if i % report == 0 or i == num_steps:
+                # What is saved must be finite, or it would replace the last good fit.
+                saving = checkpoint is not None and (i % every == 0 or i == num_steps)
+                if saving or i % report == 0 or i == num_steps:
                     first = min(good[1], i - 1)
                     losses[first:] = [np.asarray(x) for x in jax.device_get(losses[first:])]
-                    if not all_finite((state.optim_state, state.sites)):
-                        raise _failure(step, *good, losses, result, diagnose)
+                    not_finite = np.sum(~np.isfinite(losses[first:]))
+                    rejected = int(state.rejected) - int(good[0].rejected)
+                    if not_finite > rejected or not usable(state):
+                        raise _failure(step, *good, losses, result, usable, diagnose)
                     if len(losses) >= _HOPELESS and not np.isfinite(losses[-_HOPELESS:]).any():
                         raise FitError(
                             f"The last {_HOPELESS} updates were all rejected. {diagnose(state)}",
@@ -134,9 +150,11 @@ def run_steps(
                         )
                     good = state, i
                     _describe(bar, losses, first)
-                if checkpoint is not None and (i % every == 0 or i == num_steps):
+                if checkpoint is not None and saving:
                     save(checkpoint, result(state, losses))
         except KeyboardInterrupt:
+            if not usable(state):
+                state, losses = good[0], losses[: good[1]]
             warnings.warn(
                 f"Interrupted after {len(losses)} of {num_steps} updates; this is the fit so far.",
                 stacklevel=find_stack_level(),
@@ -166,12 +184,14 @@ def _failure(
     done: int,
     losses: list[Any],
     result: Callable[[TSVGPState, list[Any]], TSVGPRunResult],
+    usable: Callable[[TSVGPState], bool],
     diagnose: Callable[[TSVGPState], str],
 ) -> FitError:
-    """Walks from the last state known to be good to the last that is."""
+    """Walks from the last state known to be usable to the last that is."""
     while done < len(losses):
-        new, _ = step(state)
-        if not all_finite((new.optim_state, new.sites)):
+        new, loss = step(state)
+        was_rejected = int(new.rejected) > int(state.rejected)
+        if not usable(new) or (not was_rejected and not jnp.isfinite(loss)):
             break
         state, done = new, done + 1
     message = f"The fit is no longer finite after {done} updates. {diagnose(state)}"

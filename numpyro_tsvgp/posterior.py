@@ -51,12 +51,22 @@ def training_features(site: GPSite, fitted: Fitted, prior: Prior, X: Array | Non
     return sites.features(site.kernel, fitted.inducing, X, prior)
 
 
+def anchor_shift(site: GPSite, fitted: Fitted) -> Array | None:
+    r""":math:`K_{Z_0 Z} - K_{Z Z}` where inducing inputs may have left their anchor, or None."""
+    if not isinstance(fitted.sites, TiedSites) or fitted.sites.anchor is None:
+        return None
+    Z = fitted.inducing
+    # A copy of Z: noise of a kernel, like jitter, belongs to an inducing value and moves with it,
+    # so it must be in neither term.
+    return site.kernel(fitted.sites.anchor, Z) - site.kernel(jnp.copy(Z), Z)
+
+
 def whitened(site: GPSite, fitted: Fitted, prior: Prior) -> Whitened:
     """The sums over sites in the coordinates of the prior, wherever ``site`` has its inputs."""
     training = None
     if isinstance(fitted.sites, PointSites):
         training = training_features(site, fitted, prior, fitted.inputs)
-    return sites.whiten(fitted.sites, prior, training)
+    return sites.whiten(fitted.sites, prior, training, anchor_shift(site, fitted))
 
 
 def _posterior(site: GPSite, fitted: Fitted) -> tuple[Prior, Posterior]:

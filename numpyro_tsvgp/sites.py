@@ -17,6 +17,12 @@ precision does not have. *Tied* sites are stored as :math:`(\xi, G)` together wi
 :math:`L_0^{-1}` they were made with, and move to another prior by :math:`T = L_0^{-1} L`, which is
 near the identity. *Point* sites keep one pair for each data point and rebuild the sums.
 
+When the inducing inputs move from :math:`Z_0` to :math:`Z`, tied sites remain statements about
+:math:`f(Z_0)`, which the new inducing values predict: :math:`T = L_0^{-1} K_{Z_0 Z} L^{-\top}`. No
+singular value of it exceeds one, so sites fade as the inputs move away. The same numbers attached
+to other inputs would not: in the directions that neighbouring inputs nearly share,
+:math:`\Lambda_2` is a difference quotient, and a small move makes it arbitrarily large.
+
 Shapes: ``p`` latent functions, ``m`` inducing inputs, ``n`` data points, and a leading kernel axis
 ``k`` that is 1 when the latent functions share a kernel and ``p`` when each has its own.
 """
@@ -71,6 +77,7 @@ class TiedSites(NamedTuple):
     linear: Array  # (p, m)
     quadratic: Array  # (p, m, m)
     inverse: Array  # (k, m, m)
+    anchor: Array | None = None  # (m, d), the inducing inputs they were made at if those can move
 
 
 class PointSites(NamedTuple):
@@ -157,7 +164,12 @@ def _sum_quadratic(w: Array, values: Array) -> Array:
     return weighted @ w.mT
 
 
-def whiten(sites: TiedSites | PointSites, prior: Prior, training: Features | None) -> Whitened:
+def whiten(
+    sites: TiedSites | PointSites,
+    prior: Prior,
+    training: Features | None,
+    shift: Array | None = None,
+) -> Whitened:
     r"""The sums :math:`(\xi, G)` in the coordinates of ``prior``.
 
     The dual parameters are what is held: differentiating through this function with respect to
@@ -167,12 +179,15 @@ def whiten(sites: TiedSites | PointSites, prior: Prior, training: Features | Non
       sites: tied or point sites.
       prior: the current prior at the inducing inputs.
       training: the current features at the training inputs; only point sites need them.
+      shift: :math:`K_{Z_0 Z} - K_{Z Z}`, if the inducing inputs of tied sites have moved.
 
     Returns:
       The sums over sites.
     """
     if isinstance(sites, TiedSites):
-        move = sites.inverse @ prior.chol
+        # L_0^-1 K_{Z_0 Z} L^-T, written so that it is exactly L_0^-1 L while nothing has moved.
+        factor = prior.chol if shift is None else prior.chol + shift @ prior.inverse.mT
+        move = sites.inverse @ factor
         xi = jnp.einsum("kij,pi->pj" if move.shape[0] == 1 else "pij,pi->pj", move, sites.linear)
         return Whitened(xi, move.mT @ sites.quadratic @ move)
     if training is None:
@@ -223,6 +238,7 @@ def blend(
             (1 - rate) * sites.linear + rate * _sum_linear(training.w, linear),
             (1 - rate) * sites.quadratic + rate * _sum_quadratic(training.w, quadratic),
             prior.inverse,
+            sites.anchor,
         )
     return PointSites(
         (1 - rate) * sites.linear + rate * linear,
@@ -264,7 +280,7 @@ def blend_riemannian(
     gram = sites.quadratic + rate * delta + 0.5 * rate**2 * half.mT @ half
     pull = _sum_linear(training.w, gradients.alpha) - q.mean
     xi = q.mean + jnp.einsum("pij,pj->pi", gram, q.mean) + rate * pull
-    return TiedSites(xi, gram, sites.inverse)
+    return TiedSites(xi, gram, sites.inverse, sites.anchor)
 
 
 def posterior(whitened: Whitened) -> Posterior:

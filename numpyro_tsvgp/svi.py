@@ -25,6 +25,7 @@ from numpyro_tsvgp.guide import AutoDualGaussian
 from numpyro_tsvgp.linalg import blas_threads
 from numpyro_tsvgp.loop import TSVGPRunResult, TSVGPState, all_finite, run_steps
 from numpyro_tsvgp.optim import as_optimizer
+from numpyro_tsvgp.sites import posterior as posterior_of
 
 __all__ = ["TSVGP"]
 
@@ -136,7 +137,13 @@ class TSVGP:
         self, rng_key: Array, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Initial parameters of model and guide, constrained; records their transforms."""
-        self.guide._setup(rng_key, args, kwargs)
+        structure = self.guide._setup(rng_key, args, kwargs)
+        point = [name for name in structure.gps if self.guide._has_point_sites(name)]
+        if self.curvature == "riemannian" and point:
+            raise ValueError(
+                f'curvature="riemannian" needs inducing inputs for every GP site, but {point} '
+                'have none. Give them some, or use curvature="clip".'
+            )
         with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=rng_key):
             hyper = self.guide.hyper_guide
             values = {} if hyper is None else hyper(*args, **kwargs)
@@ -198,7 +205,7 @@ class TSVGP:
         )
         optim_state = free if self.optim is None else self.optim.init(free)
         state = TSVGPState(optim_state, fixed, rng_key, *(jnp.zeros((), int),) * 3)
-        self._check_rate()
+        self._check_rate(state, 1)
         self._check_priors(state, args, kwargs)
         return state
 
@@ -318,11 +325,28 @@ class TSVGP:
         )
         return state, loss
 
+    def _usable(self, state: TSVGPState, args: Any, kwargs: Any) -> Array:
+        """Whether a state is finite and what it asks for can be factorised, so that one can go on.
+
+        The loss of an update does not tell: it is that before the optimizer moved.
+        """
+        params = self.get_params(state)
+        factors: list[Any] = []
+        for name, site in self.guide.read(params, args, kwargs).gps.items():
+            fitted = self.guide.unpack(name, params)
+            prior = posterior.prior(site, fitted)
+            factors.append(prior)
+            if self.curvature == "riemannian":  # clipped curvature is positive under any prior
+                factors.append(posterior_of(posterior.whitened(site, fitted, prior)))
+        return all_finite((state.optim_state, params, factors))
+
     def stable_update(
         self, svi_state: TSVGPState, *args: Any, **kwargs: Any
     ) -> tuple[TSVGPState, Array]:
         """Like :meth:`update`, but a step that is not finite leaves everything as it was.
 
+        A step is also rejected if the prior covariance has no Cholesky factor at the
+        hyperparameters that it leads to.
         The sites, the hyperparameters and the optimizer's state of a rejected step are all
         discarded; only the random key and the step count go on. The loss is then NaN.
 
@@ -335,7 +359,7 @@ class TSVGP:
           The new or the old state, and the loss.
         """
         new, loss = self.update(svi_state, *args, **kwargs)
-        ok = all_finite((loss, new.optim_state, new.sites))
+        ok = jnp.isfinite(loss) & self._usable(new, args, kwargs)
         optim_state, sites = jax.tree.map(
             lambda a, b: jnp.where(ok, a, b),
             (new.optim_state, new.sites),
@@ -395,8 +419,8 @@ class TSVGP:
           The fitted parameters, the last state, and the loss of every step.
 
         Raises:
-          FitError: if the fit cannot go on: its state is no longer finite, or a twentieth of the
-            run was rejected in a row. It says why, and holds the last good result.
+          FitError: if the fit cannot go on: its state is no longer finite, or the last 20 updates
+            were all rejected. It says why, and holds the last good result.
         """
         if num_steps < 1:
             raise ValueError("num_steps must be a positive integer.")
@@ -405,8 +429,10 @@ class TSVGP:
         else:
             self._ensure_setup(args, kwargs)
             state = init_state
+        self._check_rate(state, num_steps)
         method = self.stable_update if stable_update else self.update
         step = jax.jit(lambda state, args, kwargs: method(state, *args, **kwargs))
+        usable = jax.jit(self._usable)
         largest = max(x.shape[-1] for x in jax.tree.leaves(state.sites))
         with blas_threads(largest):
             return run_steps(
@@ -414,6 +440,7 @@ class TSVGP:
                 state,
                 num_steps,
                 get_params=self.get_params,
+                usable=lambda state: bool(usable(state, args, kwargs)),
                 diagnose=lambda state: self._diagnose(state, args, kwargs),
                 progress_bar=progress_bar,
                 checkpoint=checkpoint,
@@ -422,26 +449,57 @@ class TSVGP:
 
     # ---- what is wrong -----------------------------------------------------------------------
 
-    def _check_rate(self) -> None:
-        rate = self._rate(jnp.zeros((), int))
-        if not 0 < rate <= 1:
+    def _check_rate(self, state: TSVGPState, num_steps: int) -> None:
+        """A schedule must stay in (0, 1] for as long as the run will be."""
+        if not callable(self.site_lr):  # a number has been checked already
+            return
+        steps = state.step + jnp.arange(num_steps)
+        rates = np.asarray(jax.vmap(self.site_lr)(steps))
+        bad = np.flatnonzero(~((rates > 0) & (rates <= 1)))
+        if len(bad):
             raise ValueError(
-                f"site_lr must lie in (0, 1], but the schedule gives {rate} at step 0."
+                f"site_lr must lie in (0, 1], but the schedule gives {rates[bad[0]]} at step "
+                f"{steps[bad[0]]}. Bound it, as in lambda step: jnp.clip(schedule(step), 1e-3, 1)."
             )
 
-    def _check_priors(self, state: TSVGPState, args: Any, kwargs: Any) -> None:
-        """The covariance of every GP's inducing inputs must have a Cholesky factor."""
+    def _check_priors(
+        self, state: TSVGPState, args: Any, kwargs: Any, *, strict: bool = False
+    ) -> None:
+        """The covariance of every GP's inducing inputs must have a Cholesky factor.
+
+        If strict, that of a covariance that is nearly singular does not count.
+        """
         params = self.get_params(state)
-        for name, site in self.guide.read(params, args, kwargs).gps.items():
+        reading = self.guide.read(params, args, kwargs)
+        for name, site in reading.gps.items():
             fitted = self.guide.unpack(name, params)
-            if not all_finite(jax.jit(posterior.prior)(site, fitted)):
+            Z = fitted.inducing
+            chol = jax.jit(posterior.prior)(site, fitted).chol
+            pivots = jnp.diagonal(chol, axis1=-2, axis2=-1) ** 2
+            least = jnp.sqrt(jnp.finfo(chol.dtype).eps) * pivots.max(-1) if strict else 0.0
+            if (pivots.min(-1) > least).all():  # false also for NaN
+                continue
+            values = {
+                key: value
+                for key, value in reading.pinned.items()
+                if jnp.shape(value) == () and reading.trace[key]["type"] != "plate"
+            }
+            at = ", ".join(f"{key} = {float(value):.3g}" for key, value in values.items())
+            what = f"The covariance of the {Z.shape[0]} inducing inputs of GP site '{name}' is"
+            where = f" (at {at})" if at else ""
+            if not all_finite((Z, values)) or not (site.kernel.diag(Z) > 0).all():
                 raise ValueError(
-                    f"The covariance of the {fitted.inducing.shape[0]} inducing inputs of GP site "
-                    f"'{name}' is not positive definite. Inducing inputs may be too close for the "
-                    "lengthscale: use fewer of them, a shorter initial lengthscale, float64 "
-                    "(jax.config.update('jax_enable_x64', True)), or more jitter "
-                    "(GP(kernel, X, jitter=1e-4))."
+                    f"{what} zero or not finite{where}. Try other initial values, a smaller "
+                    "learning rate, or a prior that keeps the hyperparameters away from zero and "
+                    "infinity."
                 )
+            how = "nearly singular" if strict else "not positive definite"
+            raise ValueError(
+                f"{what} {how}{where}. Inducing inputs may be too close for the "
+                "lengthscale: use fewer of them, a shorter initial lengthscale or a prior that "
+                "keeps it short, float64 (jax.config.update('jax_enable_x64', True)), or more "
+                "jitter (GP(kernel, X, jitter=1e-4))."
+            )
 
     def _diagnose(self, state: TSVGPState, args: Any, kwargs: Any) -> str:
         """Why the update of a finite state is not finite, and what to try."""
@@ -450,8 +508,16 @@ class TSVGP:
         except ValueError as error:
             return str(error)
         params = self.get_params(state)
+        for name, site in self.guide.read(params, args, kwargs).gps.items():
+            if not all_finite(posterior.marginals(site, self.guide.unpack(name, params))):
+                return (
+                    f"The posterior precision of GP site '{name}' is not positive definite: its "
+                    "sites hold negative curvature, and the hyperparameters moved too far for "
+                    'them. Try curvature="clip", a smaller learning rate, or more e_steps.'
+                )
         _, key = jax.random.split(state.rng_key)
-        sites, plates, _ = self._e_step(key, params, self._rate(state.step), args, kwargs)
+        rate = self._rate(state.step)
+        sites, plates, _ = jax.jit(self._e_step)(key, params, rate, args, kwargs)
         if not all_finite(sites):
             return (
                 "The expected log-likelihood has no finite gradient at the current posterior: "
@@ -459,16 +525,35 @@ class TSVGP:
                 "function that grows more slowly (jax.nn.softplus in place of jnp.exp), or data "
                 "on a smaller scale."
             )
-        free, fixed = self._free(state.optim_state), {**state.sites, **sites}
-        loss, grads = jax.value_and_grad(
-            lambda free: self._loss(key, free, fixed, plates, args, kwargs)
-        )(free)
-        bad = sorted(k for k, g in grads.items() if not all_finite(g))
-        if bad or not jnp.isfinite(loss):
-            return (
-                f"The bound is {loss} and its gradient is not finite in {bad}. Try "
-                "run(..., stable_update=True), float64, or more jitter (GP(..., jitter=1e-4))."
-            )
+        state = state._replace(sites={**state.sites, **sites})
+
+        def loss_fn(free: dict[str, Any]) -> tuple[Array, None]:
+            return self._loss(key, free, state.sites, plates, args, kwargs), None
+
+        value_and_grad = jax.jit(jax.value_and_grad(loss_fn, has_aux=True))
+        optim = self.optim
+        for _ in range(self.m_steps):
+            (loss, _), grads = value_and_grad(self._free(state.optim_state))
+            bad = sorted(k for k, g in grads.items() if not all_finite(g))
+            if bad or not jnp.isfinite(loss):
+                return (
+                    f"The loss is {loss} and its gradient is not finite in {bad}. Try "
+                    "run(..., stable_update=True), float64, or more jitter (GP(..., jitter=1e-4))."
+                )
+            if optim is None:
+                break
+            step = jax.jit(lambda optim_state: optim.eval_and_update(loss_fn, optim_state)[1])
+            state = state._replace(optim_state=step(state.optim_state))
+            if not all_finite(state.optim_state):
+                break
+            try:
+                self._check_priors(state, args, kwargs)
+            except ValueError as error:
+                return f"After a step of the optimizer: {error}"
+        try:  # a covariance on the edge can have a factor here that it did not have in the run
+            self._check_priors(state, args, kwargs, strict=True)
+        except ValueError as error:
+            return str(error)
         return (
             "The step of the optimizer left the region where the model is finite. Try a smaller "
             "learning rate, a prior on the hyperparameters, or run(..., stable_update=True)."

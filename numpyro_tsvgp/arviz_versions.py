@@ -1,0 +1,155 @@
+"""The one place that knows which ArviZ is installed: 0.x with InferenceData, 1.x with DataTree.
+
+ArviZ is imported inside the functions, so that a session that never asks for it does not pay for
+it.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+__all__ = ["build", "elpd", "pareto_k", "psis_loo"]
+
+
+def _major() -> int:
+    return int(version("arviz").split(".")[0])
+
+
+def build(groups: Mapping[str, xr.Dataset]) -> Any:
+    """An ArviZ object of data sets: ``InferenceData`` in ArviZ 0.x, ``xarray.DataTree`` in 1.x.
+
+    Args:
+      groups: data sets by the name of their group.
+
+    Returns:
+      The object that the functions of the installed ArviZ take.
+    """
+    from numpyro_tsvgp import __version__
+
+    attrs = {
+        "created_at": datetime.datetime.now(datetime.UTC).isoformat(),
+        "inference_library": "numpyro_tsvgp",
+        "inference_library_version": __version__,
+    }
+    groups = {name: data.assign_attrs(attrs) for name, data in groups.items()}
+    if _major() >= 1:
+        return xr.DataTree.from_dict(groups)
+    import arviz as az
+
+    return az.InferenceData(attrs=attrs, **groups)
+
+
+def elpd(
+    pointwise: xr.DataArray,
+    p: float,
+    *,
+    samples: int,
+    warning: bool,
+    extra: Mapping[str, xr.DataArray],
+) -> Any:
+    """An ArviZ ELPD object of leave-one-out densities that needed no importance sampling.
+
+    Args:
+      pointwise: log predictive density of each point with that point left out.
+      p: effective number of parameters.
+      samples: number of hyperparameter values behind it.
+      warning: whether some points are unreliable.
+      extra: further entries, read with ``result["name"]``.
+
+    Returns:
+      What ``az.loo(..., pointwise=True)`` returns, without Pareto k.
+    """
+    import arviz as az
+
+    n = pointwise.size
+    total, se = float(pointwise.sum()), float(np.sqrt(n * pointwise.var()))
+    if _major() >= 1:
+        result = az.ELPDDataLOO(
+            elpd=total,
+            se=se,
+            p=p,
+            n_samples=samples,
+            n_data_points=n,
+            scale="log",
+            warning=warning,
+            good_k=None,  # nothing was weighted, so there is no Pareto k to compare with
+            elpd_i=pointwise.rename("elpd_i"),
+        )
+    else:
+        from arviz.stats.stats_utils import ELPDData
+
+        fields: dict[str, Any] = {
+            "elpd_loo": total,
+            "se": se,
+            "p_loo": p,
+            "n_samples": samples,
+            "n_data_points": n,
+            "warning": warning,
+            "loo_i": pointwise.rename("loo_i"),
+            "scale": "log",
+        }
+        result = ELPDData(data=list(fields.values()), index=list(fields))
+    return _with(result, extra)
+
+
+def psis_loo(
+    log_predictive: xr.DataArray,
+    log_density: xr.DataArray,
+    *,
+    warning: bool,
+    extra: Mapping[str, xr.DataArray],
+) -> Any:
+    """Pareto-smoothed importance sampling over draws of leave-one-out densities.
+
+    Args:
+      log_predictive: log predictive density of each point with that point left out, given each
+        draw, dims ``(chain, draw, points)``.
+      log_density: the same with no point left out.
+      warning: whether some points are unreliable for another reason than their Pareto k.
+      extra: further entries, read with ``result["name"]``.
+
+    Returns:
+      What ``az.loo(..., pointwise=True)`` returns.
+    """
+    import arviz as az
+
+    data = log_predictive.rename("y").to_dataset()
+    placeholder = log_predictive.mean(log_predictive.dims[-1]).rename("hyper").to_dataset()
+    tree = build({"posterior": placeholder, "log_likelihood": data})
+    result = az.loo(tree, pointwise=True, reff=1.0)
+    result["warning"] = bool(result["warning"]) or warning
+    within = np.logaddexp.reduce(log_density.values, (0, 1)) - np.log(log_density[..., 0].size)
+    name = "" if _major() >= 1 else "_loo"
+    result[f"p{name}"] = float(within.sum() - result[f"elpd{name}"])
+    return _with(result, extra)
+
+
+def _with(result: Any, extra: Mapping[str, xr.DataArray]) -> Any:
+    for name, value in extra.items():
+        result[name] = value.rename(name)
+    return result
+
+
+def pareto_k(log_ratios: np.ndarray) -> float:
+    """The Pareto k of importance ratios.
+
+    Args:
+      log_ratios: logarithms of the ratios of target to proposal, shape ``(draws,)``.
+
+    Returns:
+      The shape of the fitted tail.
+    """
+    ratios = np.array(log_ratios, float)
+    if _major() >= 1:
+        from arviz_stats.base import array_stats
+
+        return float(array_stats.psislw(-ratios)[1])  # it takes the negative ratios
+    import arviz as az
+
+    return float(az.psislw(ratios)[1])

@@ -1,0 +1,732 @@
+"""A model that cannot be fitted says so before the fit, and one that can be is left alone.
+
+Each message must name the site, and the index, shape or value that is wrong, and say what to do;
+a pattern below that leaves one of them out would not be much of a test.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro import handlers
+from numpyro.infer import Predictive
+from numpyro.infer.autoguide import AutoNormal
+
+from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, coupling, kernels
+
+N = 30
+RNG = np.random.RandomState(0)
+X = np.sort(RNG.rand(N))
+Y = np.sin(6.0 * X) + 0.1 * RNG.randn(N)
+COUNTS = np.round(2.0 + 2.0 * np.sin(6.0 * X))
+Z = np.linspace(0.0, 1.0, 6)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compile_quickly():
+    """Nothing here is run long enough to repay optimizing its code."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def latent(X, name="f"):
+    return numpyro.sample(name, GP(kernels.RBF(0.3), X))
+
+
+def data_plate(X):
+    return numpyro.plate("data", X.shape[0])
+
+
+def likelihood(distribution):
+    """A model of one GP at X and the given distribution of y, as a function of f."""
+
+    def model(X, y=None):
+        f = latent(X)
+        with data_plate(X):
+            numpyro.sample("y", distribution(f), obs=y)
+
+    return model
+
+
+normal = likelihood(lambda f: dist.Normal(f, 0.1))
+poisson = likelihood(lambda f: dist.Poisson(jnp.exp(f)))
+
+
+def init(model, *args, inducing=Z, optim=None, **options):
+    guide = AutoDualGaussian(model, inducing=inducing)
+    svi = TSVGP(model, guide, optim, **options)
+    return svi, svi.init(jax.random.key(0), *args)
+
+
+def accepts(model, *args, **options):
+    """The model is taken, and its first update is finite."""
+    svi, state = init(model, *args, **options)
+    new, loss = jax.jit(svi.update)(state, *args)
+    leaves = [loss, *jax.tree.leaves(new.sites)]
+    return all(np.isfinite(leaf).all() for leaf in leaves)
+
+
+# ---- what the model is made of ---------------------------------------------------------------
+
+
+def test_no_gp_site():
+    def model(X, y=None):
+        with data_plate(X):
+            numpyro.sample("y", dist.Normal(X, 0.1), obs=y)
+
+    with pytest.raises(ValueError, match=r"no GP site.*numpyro\.sample\(\"f\".*GP\(kernel, X\)"):
+        init(model, X, Y)
+
+
+def test_no_observed_site():
+    with pytest.raises(ValueError, match=r"no observed site.*Pass the data.*obs=y.*guide\.setup"):
+        init(normal, X)
+
+
+def test_observed_gp():
+    def model(X, y=None):
+        numpyro.sample("f", GP(kernels.RBF(0.3), X), obs=y)
+
+    with pytest.raises(ValueError, match=r"GP site 'f' is observed.*through a likelihood"):
+        init(model, X, Y)
+
+
+def test_conditioned_gp():
+    model = handlers.condition(normal, data={"f": Y})
+    with pytest.raises(ValueError, match=r"GP site 'f' is observed.*handlers\.substitute"):
+        init(model, X, Y)
+
+
+@pytest.mark.parametrize("subsample", [None, 10])
+def test_gp_in_the_data_plate(subsample):
+    def model(X, y):
+        with numpyro.plate("data", X.shape[0], subsample_size=subsample) as rows:
+            f = latent(X[rows])
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y[rows])
+
+    size = subsample or N
+    pattern = rf"'f' stands inside the data plate 'data'.*{size} independent.*outside of the plate"
+    with pytest.raises(ValueError, match=pattern):
+        init(model, X, Y)
+
+
+def test_scaled_gp():
+    def model(X, y=None):
+        with handlers.scale(scale=2.0):
+            f = latent(X)
+        with data_plate(X):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    with pytest.raises(ValueError, match=r"GP site 'f' has scale 2\.0.*around the likelihood"):
+        init(model, X, Y)
+
+
+def test_deep_inputs():
+    def model(X, y=None):
+        f = latent(X)
+        g = numpyro.sample("g", GP(kernels.RBF(1.0), f[:, None]))
+        with data_plate(X):
+            numpyro.sample("y", dist.Normal(g, 0.1), obs=y)
+
+    with pytest.raises(ValueError, match=r"GP site 'g' depend.*another GP.*not supported"):
+        init(model, X, Y)
+
+
+def test_deep_kernel():
+    def model(X, y=None):
+        f = latent(X)
+        g = numpyro.sample("g", GP(kernels.RBF(1.0, jnp.exp(f[0])), X))
+        with data_plate(X):
+            numpyro.sample("y", dist.Normal(f + g, 0.1), obs=y)
+
+    with pytest.raises(ValueError, match=r"kernel of GP site 'g' depend.*not supported"):
+        init(model, X, Y)
+
+
+def test_deep_mean():
+    def model(X, y=None):
+        f = latent(X)
+        g = numpyro.sample("g", GP(kernels.RBF(1.0), X, mean=f))
+        with data_plate(X):
+            numpyro.sample("y", dist.Normal(g, 0.1), obs=y)
+
+    with pytest.raises(ValueError, match=r"mean or kernel of GP site 'g' depend.*not supported"):
+        init(model, X, Y)
+
+
+def test_discrete_latent():
+    def model(X, y=None):
+        outlier = numpyro.sample("outlier", dist.Bernoulli(0.1))
+        f = latent(X)
+        with data_plate(X):
+            numpyro.sample("y", dist.Normal(f, 0.1 + outlier), obs=y)
+
+    pattern = r"Site 'outlier' is a discrete latent.*Bernoulli.*Sum it out"
+    with pytest.raises(ValueError, match=pattern):
+        init(model, X, Y)
+
+
+def test_discrete_local_latent():
+    def model(X, y=None):
+        f = latent(X)
+        with data_plate(X):
+            k = numpyro.sample("k", dist.Categorical(jnp.ones(3) / 3))
+            numpyro.sample("y", dist.Normal(f + k, 0.1), obs=y)
+
+    with pytest.raises(ValueError, match=r"Site 'k' is a discrete.*Categorical.*MixtureSameFamily"):
+        init(model, X, Y)
+
+
+def test_local_latent_warns():
+    def model(X, y=None):
+        f = latent(X)
+        with data_plate(X):
+            noise = numpyro.sample("noise", dist.Normal(0.0, 0.1))
+            numpyro.sample("y", dist.Normal(f + noise, 0.1), obs=y)
+
+    pattern = r"'noise' is a latent variable for each of the 30 points.*'data'.*point estimate"
+    with pytest.warns(UserWarning, match=pattern):
+        _, state = init(model, X, Y)
+    assert state.optim_state["noise_auto_loc"].shape == (N,)
+
+
+# ---- sums over data points -------------------------------------------------------------------
+
+
+def ar1(X, y=None):
+    f = latent(X)
+    with numpyro.plate("data", X.shape[0] - 1):
+        numpyro.sample("y", dist.Normal(f[1:] + 0.5 * f[:-1], 0.1), obs=y)
+
+
+def correlated(X, y=None):
+    f = latent(X)
+    covariance = 0.1 * jnp.eye(X.shape[0]) + 0.05
+    numpyro.sample("y", dist.MultivariateNormal(f, covariance), obs=y)
+
+
+def cumulative(X, y=None):
+    f = latent(X)
+    with data_plate(X):
+        numpyro.sample("y", dist.Normal(jnp.cumsum(f) / 10, 0.1), obs=y)
+
+
+def far_pair(X, y=None):
+    """Only two values meet, and their indices differ in nothing but the highest bit."""
+    f = latent(X)
+    g = f.at[0].multiply(f[X.shape[0] // 2])
+    with data_plate(X):
+        numpyro.sample("y", dist.Normal(g, 0.1), obs=y)
+
+
+@pytest.fixture
+def gradient_calls(monkeypatch):
+    calls = [1]  # the gradient at the values that are then moved
+    changes = coupling._Probe.changes
+
+    def counted(self, masks):
+        calls[0] += 1
+        return changes(self, masks)
+
+    monkeypatch.setattr(coupling._Probe, "changes", counted)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("model", "n", "pair"),
+    [
+        (ar1, 30, (1, 0)),
+        (correlated, 30, (1, 0)),
+        (cumulative, 30, (1, 0)),
+        (ar1, 30_000, (1, 0)),
+        (cumulative, 30_000, (1, 0)),
+        (far_pair, 2**15, (2**14, 0)),
+    ],
+)
+def test_not_a_sum_over_points(model, n, pair, gradient_calls):
+    inputs = np.linspace(0.0, 1.0, n)
+    y = np.zeros(n - 1 if model is ar1 else n)
+    j, i = pair
+    pattern = (
+        rf"not a sum over data points: changing f\[{j}\] changes .* depends on f\[{i}\].*"
+        r"GP site 'f'.*(NUTS|kernel)"
+    )
+    with pytest.raises(ValueError, match=pattern):
+        init(model, inputs, y)
+    # Each bit of the index once, and one bisection for the pair: 2 log2(n) + 2.
+    assert 2 <= gradient_calls[0] <= 2 * np.log2(n) + 3 <= 36
+
+
+def test_additive_likelihood_costs_one_gradient_for_each_bit(gradient_calls):
+    n = 30_000
+    init(normal, np.linspace(0.0, 1.0, n), np.zeros(n))
+    assert gradient_calls[0] == 1 + int(np.ceil(np.log2(n)))
+
+
+def test_likelihood_without_finite_gradient():
+    model = likelihood(lambda f: dist.Normal(0.0, jnp.log(f), validate_args=False))
+    with pytest.raises(ValueError, match=r"no finite gradient.*scale needs jnp\.exp"):
+        init(model, X, Y)
+
+
+# ---- likelihoods that are fine ---------------------------------------------------------------
+
+
+def multi_output(X, y=None):
+    with numpyro.plate("outputs", 3):
+        f = latent(X)
+    with numpyro.plate("outputs", 3, dim=-2), numpyro.plate("data", X.shape[0], dim=-1):
+        numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+
+def mixed(X, y=None):
+    W = numpyro.param("W", jnp.arange(6.0).reshape(3, 2) / 5)
+    with numpyro.plate("latents", 2):
+        f = latent(X)
+    with numpyro.plate("outputs", 3, dim=-2), numpyro.plate("data", X.shape[0], dim=-1):
+        numpyro.sample("y", dist.Normal(W @ f, 0.1), obs=y)
+
+
+def grouped(X, y=None):
+    """Every value is read by several points, in another order than that of the data."""
+    f = latent(X[:7])
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f[np.arange(X.shape[0]) % 7], 0.1), obs=y)
+
+
+def two_sizes(X, y=None):
+    """A GP of time and one of groups, whose values meet in terms at unlike indices."""
+    f, g = latent(X), latent(X[::6], "g")
+    with data_plate(X):
+        numpyro.sample("y", dist.Normal(f + g[np.arange(X.shape[0]) // 6], 0.1), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "y", "inducing"),
+    [
+        (multi_output, np.stack([Y, -Y, 2 * Y]), Z),
+        (mixed, np.stack([Y, -Y, 2 * Y]), Z),
+        (grouped, Y, None),
+        (two_sizes, Y, {"f": Z}),
+    ],
+)
+def test_fine_likelihoods_are_taken(model, y, inducing):
+    assert accepts(model, X, y, inducing=inducing)
+
+
+def test_independent_multivariate_observation_is_taken():
+    def model(X, y=None):
+        f = latent(X)
+        numpyro.sample("y", dist.MultivariateNormal(f, 0.1 * jnp.eye(X.shape[0])), obs=y)
+
+    assert accepts(model, X, Y)
+
+
+def test_plate_of_latents_as_large_as_the_data_is_taken():
+    def model(X, y=None):
+        n = X.shape[0]
+        with numpyro.plate("outputs", n):
+            f = latent(X)
+        with numpyro.plate("outputs", n, dim=-2), numpyro.plate("data", n, dim=-1):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    assert accepts(model, X[:4], np.zeros((4, 4)), inducing=Z[:3])
+
+
+# ---- values ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_inputs_not_finite(value):
+    inputs = X.copy()
+    inputs[[7, 9]] = value
+    pattern = rf"inputs X of GP site 'f' have the value {value} at index 7\..*Remove or impute"
+    with pytest.raises(ValueError, match=pattern):
+        init(normal, inputs, Y)
+
+
+def test_inputs_not_finite_in_a_matrix():
+    inputs = np.stack([X, X], 1)
+    inputs[7, 1] = np.nan
+    with pytest.raises(ValueError, match=r"value nan at index \(7, 1\)"):
+        init(normal, inputs, Y, inducing=None)
+
+
+def test_missing_data():
+    y = Y.copy()
+    y[[3, 8]] = np.nan
+    pattern = r"data of site 'y' at index 3: the value nan is missing.*obs_mask, handlers\.mask"
+    with pytest.raises(ValueError, match=pattern):
+        init(normal, X, y)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "y", "value", "name"),
+    [
+        (lambda f: dist.Normal(f, 0.1), Y, np.inf, "Normal"),
+        (lambda f: dist.Poisson(jnp.exp(f)), COUNTS, -2.0, "Poisson"),
+        (lambda f: dist.Poisson(jnp.exp(f)), COUNTS, 1.5, "Poisson"),
+        (lambda f: dist.Bernoulli(logits=f), np.sign(COUNTS), -1.0, "Bernoulli"),
+        (lambda f: dist.Gamma(2.0, jnp.exp(f)), np.exp(Y), -0.5, "Gamma"),
+        (lambda f: dist.Beta(jnp.exp(f), 1.0), 0.3 + 0.4 * X, 1.25, "Beta"),
+    ],
+)
+def test_data_outside_of_the_support(distribution, y, value, name):
+    y = y.copy()
+    y[[5, 11]] = value
+    pattern = rf"data of site 'y' at index 5: the value {value} lies outside .* support of {name}"
+    with pytest.raises(ValueError, match=pattern):
+        init(likelihood(distribution), X, y)
+
+
+def test_event_outside_of_the_support():
+    def model(X, y=None):
+        with numpyro.plate("classes", 2):
+            f = latent(X)
+        concentration = jnp.exp(jnp.concatenate([f, jnp.zeros((1, X.shape[0]))])).T
+        with data_plate(X):
+            numpyro.sample("y", dist.Dirichlet(concentration), obs=y)
+
+    shares = np.full((N, 3), 1 / 3)
+    shares[4] = 0.5
+    with pytest.raises(ValueError, match=r"site 'y' at index 4.*\[0\.5 0\.5 0\.5\].*Dirichlet"):
+        init(model, X, shares)
+
+
+def test_masked_values_are_not_looked_at():
+    seen = np.arange(N) % 5 != 3
+
+    def by_obs_mask(X, y):
+        f = latent(X)
+        with data_plate(X):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y, obs_mask=seen)
+
+    def by_handler(X, y):
+        f = latent(X)
+        with data_plate(X), handlers.mask(mask=seen):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    assert accepts(by_obs_mask, X, np.where(seen, Y, np.nan))
+    assert accepts(by_handler, X, np.where(seen, Y, np.inf))
+
+
+def test_the_other_values_of_masked_data_are_looked_at():
+    seen = np.arange(N) % 5 != 3
+    y = np.where(seen, Y, np.nan)
+    y[4] = np.nan
+
+    def model(X, y):
+        f = latent(X)
+        with data_plate(X), handlers.mask(mask=seen):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    with pytest.raises(ValueError, match=r"'y' at index 4: the value nan is missing"):
+        init(model, X, y)
+
+
+def test_distribution_without_support_is_taken():
+    class Quartic(dist.Distribution):
+        pytree_data_fields = ("loc",)
+
+        def __init__(self, loc):
+            self.loc = loc
+            super().__init__(loc.shape)
+
+        def log_prob(self, value):
+            return -((value - self.loc) ** 4)
+
+    assert accepts(likelihood(Quartic), X, Y)
+
+
+def test_numpyro_validation_stays_on():
+    model = likelihood(lambda f: dist.Normal(f, -1.0, validate_args=True))
+    with pytest.raises(ValueError, match="Normal distribution got invalid scale parameter"):
+        init(model, X, Y)
+
+
+# ---- shapes ----------------------------------------------------------------------------------
+
+
+def test_column_of_data():
+    pattern = r"site 'y' have shape \(30, 1\).*distribution has shape \(30,\).*y\[:, 0\]"
+    with pytest.raises(ValueError, match=pattern):
+        init(normal, X, Y[:, None])
+
+
+@pytest.mark.parametrize("y", [Y[:-3], Y[:1], np.stack([Y, Y])])
+def test_data_of_another_length(y):
+    shape = str(y.shape).replace("(", r"\(").replace(")", r"\)")
+    pattern = rf"site 'y' have shape {shape}.*shape \(30,\).*X and y have the same number of rows"
+    with pytest.raises(ValueError, match=pattern):
+        init(normal, X, y)
+
+
+def test_one_column_for_several_outputs():
+    def model(X, y=None):
+        with numpyro.plate("outputs", 3):
+            f = latent(X)
+        with numpyro.plate("data", X.shape[0], dim=-2), numpyro.plate("outputs", 3, dim=-1):
+            numpyro.sample("y", dist.Normal(f.T, 0.1), obs=y)
+
+    with pytest.raises(ValueError, match=r"'y' have shape \(30, 1\).*shape \(30, 3\)"):
+        init(model, X, Y[:, None])
+    assert accepts(model, X, np.stack([Y, -Y, 2 * Y], 1))
+
+
+def test_plate_of_another_length():
+    """NumPyro's own exception comes first; the shapes and what to look at are added to it."""
+
+    def model(X, y):
+        f = latent(X)
+        with numpyro.plate("data", y.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    pattern = r"Incompatible shapes(?s:.*)\(of shape \(30,\), of shape \(27,\)\).*number of rows"
+    with pytest.raises(ValueError, match=pattern):
+        init(model, X, Y[:-3])
+
+
+def test_transposed_inputs():
+    pattern = r"site 'y' have shape \(30,\).*distribution has shape \(2,\)"
+    with pytest.raises(ValueError, match=pattern):
+        init(normal, np.stack([X, X[::-1]]), Y)
+
+
+@pytest.mark.parametrize("inputs", [np.zeros((1, 30, 2)), np.float64(0.3)])
+def test_inputs_of_too_many_axes_or_none(inputs):
+    shape = str(inputs.shape).replace("(", r"\(").replace(")", r"\)")
+    with pytest.raises(ValueError, match=rf"shape \(n, d\) or \(n,\); got {shape}.*one row"):
+        init(normal, inputs, Y)
+
+
+def test_empty_inputs():
+    with pytest.raises(ValueError, match=r"inputs X of a GP are empty: their shape is \(0, 2\)"):
+        init(normal, np.zeros((0, 2)), np.zeros(0), inducing=None)
+
+
+def test_mean_of_another_length():
+    def model(X, y=None):
+        f = numpyro.sample("f", GP(kernels.RBF(0.3), X, mean=np.zeros(N - 1)))
+        with data_plate(X):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    with pytest.raises(ValueError, match=r"mean of the GP has shape \(29,\).*30 rows of X"):
+        init(model, X, Y)
+
+
+def test_one_number_for_all_points_is_taken():
+    assert accepts(likelihood(lambda f: dist.Normal(f, 0.1)), X, 0.5)
+
+
+def test_data_of_a_hyperparameter_are_taken():
+    """Observations that read no GP, without a plate, as NumPyro allows."""
+
+    def model(X, y=None):
+        noise = numpyro.sample("noise", dist.LogNormal(0.0, 1.0))
+        numpyro.sample("calibration", dist.Normal(0.0, noise), obs=np.array([0.1, -0.2, 0.1]))
+        f = latent(X)
+        with data_plate(X):
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    assert accepts(model, X, Y)
+
+
+# ---- inducing inputs -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("inputs", "inducing", "pattern"),
+    [
+        (np.stack([X, X], 1), Z, r"'f' have shape \(6,\).*\(30, 2\).*number of columns"),
+        (np.stack([X, X], 1), np.ones((6, 3)), r"\(6, 3\).*\(30, 2\).*number of columns"),
+        (X, np.ones((6, 2)), r"'f' have shape \(6, 2\).*\(30,\).*number of columns"),
+        (X, np.r_[Z, Z[:2]], r"GP site 'f' have 2 duplicate rows.*singular.*inducing\.kmeans"),
+        (X, np.linspace(0, 1, 40), r"'f' has 40 inducing inputs.*30 data points.*inducing=None"),
+        (X, np.r_[Z, np.nan], r"inducing inputs of GP site 'f'.*value nan at index 6"),
+        (X, np.zeros(0), r"inducing inputs of GP site 'f' are empty"),
+        (X, {"g": Z}, r"inducing has inputs for \['g'\].*GP sites of the model are \['f'\]"),
+    ],
+)
+def test_inducing_inputs(inputs, inducing, pattern):
+    with pytest.raises(ValueError, match=pattern):
+        init(normal, inputs, Y, inducing=inducing)
+
+
+def test_inducing_inputs_that_differ_in_their_axes_alone_are_taken():
+    """(m, 1) for inputs of shape (n,), and (m,) for inputs of shape (n, 1)."""
+    _, state = init(normal, X, Y, inducing=Z[:, None])
+    assert state.optim_state["f_auto_inducing"].shape == (6,)
+    _, state = init(normal, X[:, None], Y, inducing=Z)
+    assert state.optim_state["f_auto_inducing"].shape == (6, 1)
+
+
+def test_more_inducing_inputs_than_rows_of_a_minibatch_are_taken():
+    def model(X, y, total):
+        f = latent(X)
+        with numpyro.plate("data", total, subsample_size=X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    init(model, X[:5], Y[:5], N)
+    with pytest.raises(ValueError, match=r"6 inducing inputs.*5 data points.*subsample_size"):
+        init(model, X[:5], Y[:5], 5)
+
+
+def test_point_sites_need_all_rows():
+    def model(X, y, total):
+        f = latent(X)
+        with numpyro.plate("data", total, subsample_size=X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    pattern = r"GP site 'f' is given a minibatch of 5 rows, but inducing=None.*sites=\"tied\""
+    with pytest.raises(ValueError, match=pattern):
+        init(model, X[:5], Y[:5], N, inducing=None)
+
+
+# ---- options ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("optim", "pattern"),
+    [
+        (optax.adam, r"optax\.adam\(0\.1\).*got adam itself, not a call of it"),
+        (numpyro.optim.Adam, r"numpyro\.optim\.Adam\(0\.1\).*got Adam itself, not a call of it"),
+        (0.1, r"optim must be .* or None, got <class 'float'>"),
+        ("adam", r"optim must be .* or None, got <class 'str'>"),
+    ],
+)
+def test_wrong_optimizer(optim, pattern):
+    with pytest.raises(TypeError, match=pattern):
+        TSVGP(normal, AutoDualGaussian(normal, Z), optim)
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.5, np.nan])
+def test_rate_outside_of_its_interval(rate):
+    with pytest.raises(ValueError, match=rf"site_lr must lie in \(0, 1\], got {rate}"):
+        TSVGP(normal, AutoDualGaussian(normal, Z), None, site_lr=rate)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.5, np.nan])
+def test_schedule_outside_of_its_interval_at_the_start(rate):
+    with pytest.raises(ValueError, match=rf"site_lr .* \(0, 1\].* gives {rate} at step 0"):
+        init(normal, X, Y, site_lr=lambda step: rate)
+
+
+def test_schedule_that_leaves_its_interval_on_the_way():
+    svi, _ = init(normal, X, Y, site_lr=lambda step: 0.25 * (1 + step))
+    with pytest.raises(ValueError, match=r"gives 1\.25 at step 4\. Bound it"):
+        svi.run(jax.random.key(0), 5, X, Y, progress_bar=False)
+
+
+@pytest.mark.parametrize("option", ["e_steps", "m_steps"])
+def test_no_steps(option):
+    with pytest.raises(ValueError, match=r"e_steps and m_steps must be at least 1.* 0.*optim=None"):
+        TSVGP(normal, AutoDualGaussian(normal, Z), None, **{option: 0})
+
+
+def test_guide_of_another_kind_or_model():
+    with pytest.raises(TypeError, match=r"needs an AutoDualGaussian.*got AutoNormal"):
+        TSVGP(normal, AutoNormal(normal), None)
+    with pytest.raises(ValueError, match="made for another model"):
+        TSVGP(normal, AutoDualGaussian(poisson, Z), None)
+
+
+def test_unknown_choices():
+    with pytest.raises(ValueError, match=r"curvature must be \"clip\" or \"riemannian\", got 'a'"):
+        TSVGP(normal, AutoDualGaussian(normal, Z), None, curvature="a")
+    with pytest.raises(ValueError, match=r"sites must be \"tied\" or \"untied\", got 'a'"):
+        AutoDualGaussian(normal, Z, sites="a")
+
+
+def test_riemannian_needs_tied_sites():
+    for guide in (AutoDualGaussian(normal), AutoDualGaussian(normal, Z, sites="untied")):
+        with pytest.raises(ValueError, match=r"riemannian.* needs inducing inputs .*tied"):
+            TSVGP(normal, guide, None, curvature="riemannian")
+    # A dict may leave out a site, which is known once the model has been seen.
+    with pytest.raises(ValueError, match=r"for every GP site, but \['g'\] have none"):
+        init(two_sizes, X, Y, inducing={"f": Z}, curvature="riemannian")
+
+
+def test_unknown_initial_parameter():
+    svi = TSVGP(normal, AutoDualGaussian(normal, Z), None)
+    with pytest.raises(ValueError, match=r"\['scale'\].*not parameters.*f_auto_inducing"):
+        svi.init(jax.random.key(0), X, Y, init_params={"scale": 1.0})
+
+
+def test_number_of_steps():
+    svi = TSVGP(normal, AutoDualGaussian(normal, Z), None)
+    with pytest.raises(ValueError, match="num_steps must be a positive"):
+        svi.run(jax.random.key(0), 0, X, Y)
+
+
+def test_data_that_are_traced():
+    svi = TSVGP(normal, AutoDualGaussian(normal, Z), None)
+    with pytest.raises(ValueError, match=r"inside jax\.jit or jax\.vmap.*outside of it first"):
+        jax.jit(lambda y: svi.init(jax.random.key(0), X, y))(Y)
+
+
+# ---- prediction ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    svi, state = init(normal, X, Y)
+    return svi.guide, svi.get_params(state)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "given", "cause"),
+    [
+        ((), {}, r"\(\)", "missing 1 required positional argument: 'X'"),
+        ((None,), {}, r"\(None\)", "None"),
+        ((), {"X": None}, r"\(X None\)", "None"),
+        ((3.0,), {}, r"\(of type float\)", r"shape \(n, d\)"),
+    ],
+)
+def test_prediction_without_inputs(fitted, args, kwargs, given, cause):
+    guide, params = fitted
+    pattern = (
+        rf"does not run with the arguments {given}.*no way to know where to predict.*{cause}.*"
+        r"Pass the inputs.*guide\.marginals\(params, X_new\).*X\.shape\[0\]"
+    )
+    with pytest.raises(ValueError, match=pattern) as caught:
+        guide.marginals(params, *args, **kwargs)
+    assert caught.value.__cause__ is not None  # the model's own exception is not lost
+    with pytest.raises(ValueError, match=pattern):
+        guide.sample_posterior(jax.random.key(0), params, *args, **kwargs)
+    with pytest.raises(ValueError, match=pattern):
+        Predictive(normal, guide=guide, params=params, num_samples=2)(
+            jax.random.key(0), *args, **kwargs
+        )
+
+
+def test_prediction_where_n_is_that_of_the_data():
+    def model(X, y=None):
+        f = latent(X)
+        with numpyro.plate("data", len(y)):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    svi, state = init(model, X, Y)
+    with pytest.raises(ValueError, match=r"no way to know.*has no len\(\).*X\.shape\[0\]"):
+        svi.guide.marginals(svi.get_params(state), X[:4])
+
+
+def test_prediction_at_inputs_of_another_dimension(fitted):
+    guide, params = fitted
+    pattern = r"GP site 'f' was fitted to inputs of shape \(30,\).*\(5, 2\).*number of columns"
+    with pytest.raises(ValueError, match=pattern):
+        guide.marginals(params, np.zeros((5, 2)))
+    assert guide.marginals(params, np.zeros((5, 1)))["f"].mean.shape == (5,)
+
+
+def test_prediction_with_a_guide_that_has_not_seen_the_data(fitted):
+    _, params = fitted
+    guide = AutoDualGaussian(normal, Z)
+    with pytest.raises(ValueError, match=r"no observed site.*guide\.setup\(X, y\)"):
+        guide.marginals(params, X[:4])
+    guide.setup(X, Y)
+    assert guide.marginals(params, X[:4])["f"].mean.shape == (4,)
