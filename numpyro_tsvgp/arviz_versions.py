@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
+from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
@@ -19,6 +20,10 @@ __all__ = ["build", "elpd", "pareto_k", "psis_loo"]
 
 def _major() -> int:
     return int(version("arviz").split(".")[0])
+
+
+def _arviz(module: str = "arviz") -> Any:
+    return import_module(module)  # not a statement: each version lacks some names of the other
 
 
 def build(groups: Mapping[str, xr.Dataset]) -> Any:
@@ -40,9 +45,7 @@ def build(groups: Mapping[str, xr.Dataset]) -> Any:
     groups = {name: data.assign_attrs(attrs) for name, data in groups.items()}
     if _major() >= 1:
         return xr.DataTree.from_dict(groups)
-    import arviz as az
-
-    return az.InferenceData(attrs=attrs, **groups)
+    return _arviz().InferenceData(attrs=attrs, **groups)
 
 
 def elpd(
@@ -65,12 +68,10 @@ def elpd(
     Returns:
       What ``az.loo(..., pointwise=True)`` returns, without Pareto k.
     """
-    import arviz as az
-
     n = pointwise.size
     total, se = float(pointwise.sum()), float(np.sqrt(n * pointwise.var()))
     if _major() >= 1:
-        result = az.ELPDDataLOO(
+        result = _arviz().ELPDDataLOO(
             elpd=total,
             se=se,
             p=p,
@@ -82,8 +83,6 @@ def elpd(
             elpd_i=pointwise.rename("elpd_i"),
         )
     else:
-        from arviz.stats.stats_utils import ELPDData
-
         fields: dict[str, Any] = {
             "elpd_loo": total,
             "se": se,
@@ -94,6 +93,7 @@ def elpd(
             "loo_i": pointwise.rename("loo_i"),
             "scale": "log",
         }
+        ELPDData = _arviz("arviz.stats.stats_utils").ELPDData
         result = ELPDData(data=list(fields.values()), index=list(fields))
     return _with(result, extra)
 
@@ -117,12 +117,10 @@ def psis_loo(
     Returns:
       What ``az.loo(..., pointwise=True)`` returns.
     """
-    import arviz as az
-
     data = log_predictive.rename("y").to_dataset()
-    placeholder = log_predictive.mean(log_predictive.dims[-1]).rename("hyper").to_dataset()
-    tree = build({"posterior": placeholder, "log_likelihood": data})
-    result = az.loo(tree, pointwise=True, reff=1.0)
+    placeholder = log_predictive[..., 0].drop_vars([log_predictive.dims[-1]])
+    tree = build({"posterior": placeholder.rename("any").to_dataset(), "log_likelihood": data})
+    result = _arviz().loo(tree, pointwise=True, reff=1.0)
     result["warning"] = bool(result["warning"]) or warning
     within = np.logaddexp.reduce(log_density.values, (0, 1)) - np.log(log_density[..., 0].size)
     name = "" if _major() >= 1 else "_loo"
@@ -147,9 +145,6 @@ def pareto_k(log_ratios: np.ndarray) -> float:
     """
     ratios = np.array(log_ratios, float)
     if _major() >= 1:
-        from arviz_stats.base import array_stats
-
+        array_stats = _arviz("arviz_stats.base").array_stats
         return float(array_stats.psislw(-ratios)[1])  # it takes the negative ratios
-    import arviz as az
-
-    return float(az.psislw(ratios)[1])
+    return float(_arviz().psislw(ratios)[1])

@@ -32,7 +32,17 @@ from numpyro_tsvgp.guide import AutoDualGaussian, Params
 from numpyro_tsvgp.pointwise import Layout, Terms, find_layout, terms, whole
 from numpyro_tsvgp.posterior import Fitted
 
-__all__ = ["AtData", "Frame", "Given", "Without", "at_data", "frame", "log_densities", "refine"]
+__all__ = [
+    "AtData",
+    "Frame",
+    "Given",
+    "Without",
+    "at_data",
+    "frame",
+    "log_densities",
+    "marginals_at_data",
+    "refine",
+]
 
 Evaluate = Callable[[Mapping[str, Array]], dict[str, Terms]]
 
@@ -136,8 +146,16 @@ def _explained(q: sites.Posterior, features: sites.Features) -> Array:
     return (sites._project(q.inverse, features.w) ** 2).sum(-2)
 
 
-def _marginals(site: GPSite, fitted: Fitted) -> tuple[Marginals, Array]:
-    """Posterior marginals of one GP at the data, and the part of the variance that sites move."""
+def marginals_at_data(site: GPSite, fitted: Fitted) -> tuple[Marginals, Array, sites.Posterior]:
+    """Posterior marginals of one GP at the data, in chunks of rows.
+
+    Args:
+      site: the GP at the training inputs.
+      fitted: its fitted parameters.
+
+    Returns:
+      The marginals, the part of their variance that sites move, and the whitened posterior.
+    """
     prior = posterior.prior(site, fitted)
     q = sites.posterior(posterior.whitened(site, fitted, prior))
 
@@ -160,7 +178,7 @@ def _marginals(site: GPSite, fitted: Fitted) -> tuple[Marginals, Array]:
             jnp.moveaxis(v, 0, 1).reshape(-1, n + pad)[:, :n] for v in chunks
         )
         parts = mean, variance, explained
-    return Marginals(parts[0] + site.loc, parts[1]), parts[2]
+    return Marginals(parts[0] + site.loc, parts[1]), parts[2], q
 
 
 def at_data(frame: Frame, given: Given) -> dict[str, AtData]:
@@ -182,11 +200,13 @@ def at_data(frame: Frame, given: Given) -> dict[str, AtData]:
         return jnp.stack(parts).sum()
 
     found = {
-        name: _marginals(gp, frame.guide.unpack(name, given.params))
+        name: marginals_at_data(gp, frame.guide.unpack(name, given.params))
         for name, gp in reading.gps.items()
     }
-    gradients = frame.gradients(likelihood, {name: q for name, (q, _) in found.items()})
-    return {name: AtData(*q, explained, *gradients[name]) for name, (q, explained) in found.items()}
+    gradients = frame.gradients(likelihood, {name: q for name, (q, _, _) in found.items()})
+    return {
+        name: AtData(*q, explained, *gradients[name]) for name, (q, explained, _) in found.items()
+    }
 
 
 def refine(

@@ -224,7 +224,7 @@ def influence(
       >>> guide = AutoDualGaussian(model, inducing=X[::3])
       >>> svi = TSVGP(model, guide, None, site_lr=1.0)
       >>> result = svi.run(jax.random.key(0), 1, X, y, progress_bar=False)
-      >>> int(influence(guide, result.params, X, y).influence.argmax())
+      >>> int(influence(guide, result.params, X, y).influence.argmax("data"))
       7
     """
     frame = cavities.frame(guide, params, args, kwargs, quadrature, curvature)

@@ -191,6 +191,10 @@ class GPPosterior(dist.Distribution):
         shape = sample_shape + self.batch_shape
         s = jax.random.normal(key_s, (*shape, self.inverse.shape[-1]), self.loc.dtype)
         r = jax.random.normal(key_r, shape + self.event_shape, self.loc.dtype)
+        return self.from_noise(s, r)
+
+    def from_noise(self, s: Array, r: Array) -> Array:
+        """Draws from standard normal numbers of shape ``(..., m)`` and ``(..., n)``."""
         s = jnp.einsum("...ij,...i->...j", self.inverse, s)
         return self.loc + _apply(self.w.mT, s) + _apply(self.residual_chol, r)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from jax import Array, lax
 from jax.scipy.special import ndtri
@@ -330,6 +331,27 @@ class AutoDualGaussian(AutoGuide):
                 )
         return reading
 
+    def _draws_inputs(
+        self, values: Params, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> bool:
+        """Whether a run of the model puts GPs at random inputs, as subsampling plates can."""
+
+        def gps(seed: int) -> list[Any]:
+            reading = self._read_anywhere(
+                args,
+                kwargs,
+                values=values,
+                expose=lambda site: site["type"] == "param",
+                key=jax.random.key(seed),
+            )
+            return jax.tree.leaves(reading.gps)
+
+        with jax.ensure_compile_time_eval():
+            first, *others = (gps(seed) for seed in range(4))
+            return not all(
+                np.array_equal(a, b) for other in others for a, b in zip(first, other, strict=True)
+            )
+
     # ---- NumPyro's interface -----------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
@@ -348,7 +370,9 @@ class AutoDualGaussian(AutoGuide):
             values = dict(self.hyper_guide.median(params))
         # `Predictive` calls the guide inside a loop over draws. When nothing but the random key
         # is traced, the factors are computed here and now, once, and enter the loop as constants.
-        concrete = not structure.subsamples and not _traced((params, values, args, kwargs))
+        concrete = not _traced((params, values, args, kwargs)) and not (
+            structure.subsamples and self._draws_inputs({**params, **values}, args, kwargs)
+        )
         with jax.ensure_compile_time_eval() if concrete else nullcontext():
             reading = self._read_anywhere(
                 args,

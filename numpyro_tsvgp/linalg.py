@@ -197,9 +197,12 @@ def cholesky_of_residual(matrix: Array, scale: Array, jitter: Any = None) -> Arr
         return matrix + (level * scale)[..., None, None] * identity
 
     def fails(level: Array) -> Array:
-        return ~jnp.isfinite(cholesky(raised(level))).all() & (level < 1.0)
+        return ~jnp.isfinite(cholesky(raised(level))).all() & (level < 1.0).all()
 
-    level = lax.while_loop(fails, lambda level: 10 * level, lax.stop_gradient(start))
+    def grow(level: Array) -> Array:  # from zero, too
+        return jnp.maximum(10 * level, jnp.finfo(matrix.dtype).eps)
+
+    level = lax.while_loop(fails, grow, lax.stop_gradient(start))
     return cholesky(raised(level))
 
 

@@ -50,8 +50,12 @@ def whole(
       A guide with the same parameters.
     """
     guide.setup(*args, **kwargs)
-    twin = copy.copy(guide)
-    twin.model = _AllRows(guide.model)
+    twin = vars(guide).get("_whole")
+    if twin is None:  # kept, so that what was compiled for it serves again
+        twin = copy.copy(guide)
+        twin.model = _AllRows(guide.model)
+        twin._whole = twin
+        guide._whole = twin
     return twin
 
 

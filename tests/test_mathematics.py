@@ -101,11 +101,8 @@ def test_bound_of_the_papers_figure_1():
 
     svi = TSVGP(model, AutoDualGaussian(model, Z), None, site_lr=0.8)
     state = fit_sites(svi, 60, X, y).state
-    table = np.genfromtxt(
-        Path(__file__).parent / "data" / "fig1_left_bound_vs_variance.csv",
-        delimiter=",",
-        names=True,
-    )
+    path = Path(__file__).parent / "data" / "fig1_left_bound_vs_variance.csv"
+    table = np.genfromtxt(path, delimiter=",", names=True)
     assert len(table) == 100
 
     @jax.jit
@@ -612,32 +609,41 @@ def classification(X, y=None):
         numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
 
 
-def fit_banana(banana, optim, steps, m=20, hyper_guide=None, **options):
-    """Fits everything, inducing inputs included, and returns the guide and the result."""
-    X, y = banana
-    guide = AutoDualGaussian(classification, X[:: len(X) // m], hyper_guide=hyper_guide)
+def fit_banana(banana, optim, steps, hyper_guide=None, **options):
+    """Fits everything, 50 inducing inputs included, and returns the guide and the result."""
+    X, y = (np.array(v) for v in banana)
+    guide = AutoDualGaussian(classification, X[::8], hyper_guide=hyper_guide)
     svi = TSVGP(classification, guide, optim, **options)
     return guide, svi.run(jax.random.key(0), steps, X, y, progress_bar=False)
 
 
 @pytest.fixture(scope="module")
 def banana_adam(banana):
-    return fit_banana(banana, optax.adam(0.05), 200)
+    with jax.enable_x64(True):
+        return fit_banana(banana, optax.adam(0.05), 500)
+
+
+def test_learned_inducing_inputs_do_not_upset_the_sites(banana_adam):
+    """Sites made at the old inducing inputs must serve at the new ones, step after step."""
+    losses = np.asarray(banana_adam[1].losses)
+    # Sites that kept their numbers while the inputs moved went up and down between 120 and 220.
+    assert np.diff(losses[50:]).max() < 0.1
+    # The optimum is 116.97; with the inputs where they started it is 122.42.
+    assert losses[-1] < 118
 
 
 def test_numpyro_adam_is_optax_adam(banana, banana_adam):
-    ours = fit_banana(banana, numpyro.optim.Adam(0.05), 100)[1].losses
-    # One algorithm in two implementations: they differ in rounding, which 100 steps amplify.
-    np.testing.assert_allclose(ours, banana_adam[1].losses[:100], rtol=1e-5)
+    ours = fit_banana(banana, numpyro.optim.Adam(0.05), 50)[1].losses
+    assert ours[-1] < 0.7 * ours[0]
+    # One algorithm in two implementations: they differ in rounding, which steps amplify.
+    np.testing.assert_allclose(ours, banana_adam[1].losses[:50], rtol=1e-5)
 
 
 def test_lbfgs_converges_in_a_handful_of_iterations(banana, banana_adam):
     adam = banana_adam[1].losses
     lbfgs = fit_banana(banana, optax.lbfgs(), 8, e_steps=5, m_steps=10)[1].losses
-    # From 205; both within 1% of their common optimum, L-BFGS the closer.
-    assert adam[0] > 190
-    np.testing.assert_allclose(lbfgs[-1], adam[-1], rtol=0.01)
-    assert lbfgs[-1] < adam[-1]
+    # From 201 to 117: eight iterations end within 0.1% of 500 of Adam's, so 0.5% is allowed.
+    np.testing.assert_allclose(lbfgs[-1], adam[-1], rtol=0.005)
 
 
 def test_variational_hyperparameters(banana, banana_adam):
@@ -673,7 +679,7 @@ def clustered_poisson(X, y=None):
 
 @pytest.mark.float32
 @pytest.mark.parametrize("problem", ["banana", "clustered"])
-def test_single_precision_ends_where_double_does(banana, problem):
+def test_single_precision_ends_where_double_does(banana, problem, request):
     """500 steps stay finite and end within 1% of the double-precision bound.
 
     The second problem has 80 inducing inputs in four clusters of width 0.002 with a lengthscale of
@@ -685,20 +691,24 @@ def test_single_precision_ends_where_double_does(banana, problem):
         y = rng.poisson(np.exp(1 + np.sin(8 * X))).astype(float)
         Z = (np.array([0.15, 0.4, 0.6, 0.9])[:, None] + np.linspace(-1e-3, 1e-3, 20)).ravel()
 
-    losses = {}
-    for bits in (32, 64):
-        with jax.enable_x64(bits == 64):
-            if problem == "banana":
-                _, result = fit_banana(banana, optax.adam(0.05), 500, m=50)
-            else:
-                guide = AutoDualGaussian(clustered_poisson, Z)
-                svi = TSVGP(clustered_poisson, guide, optax.adam(0.02))
-                result = svi.run(jax.random.key(0), 500, X, y, progress_bar=False)
-            floats = [v for v in result.params.values() if jnp.issubdtype(v.dtype, jnp.floating)]
-            assert floats and all(v.dtype == f"float{bits}" for v in floats)
-            assert all(np.isfinite(v).all() for v in floats)
-            losses[bits] = np.asarray(result.losses)
-    assert losses[32].dtype == np.float32 and losses[64].dtype == np.float64
-    assert np.isfinite(losses[32]).all()
-    assert losses[32][-1] < 0.7 * losses[32][0]
-    np.testing.assert_allclose(losses[32][-1], losses[64][-1], rtol=0.01)
+        def fit():
+            # New arrays each time: JAX remembers a NumPy array in the precision it first had.
+            guide = AutoDualGaussian(clustered_poisson, Z.copy())
+            svi = TSVGP(clustered_poisson, guide, optax.adam(0.02))
+            return svi.run(jax.random.key(0), 500, X.copy(), y.copy(), progress_bar=False)
+
+        with jax.enable_x64(True):
+            double = fit()
+    else:
+        _, double = request.getfixturevalue("banana_adam")
+
+        def fit():
+            return fit_banana(banana, optax.adam(0.05), 500)[1]
+
+    with jax.enable_x64(False):
+        single = fit()
+    for result, dtype in ((single, np.float32), (double, np.float64)):
+        for value in (result.losses, *result.params.values()):
+            assert value.dtype == dtype and np.isfinite(value).all()
+        assert result.losses[-1] < 0.7 * result.losses[0]
+    np.testing.assert_allclose(single.losses[-1], double.losses[-1], rtol=0.01)

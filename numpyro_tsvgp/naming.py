@@ -1,0 +1,136 @@
+"""Names for the axes of everything in a model: plates give them, and GPs follow their data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+
+from numpyro_tsvgp import extract
+from numpyro_tsvgp.extract import Message
+from numpyro_tsvgp.guide import AutoDualGaussian, Params
+from numpyro_tsvgp.pointwise import row_dim
+
+__all__ = ["Shape", "shape_of"]
+
+
+class Shape(NamedTuple):
+    """What a model looks like at some arguments."""
+
+    trace: Mapping[str, Message]
+    gps: Mapping[str, extract.GPSite]
+    row_dims: Mapping[str, str]  # of each GP, the name of its axis
+    kept: Mapping[str, tuple[int, np.ndarray]]  # by site, the axis of its rows and those to keep
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    keep: Mapping[str, np.ndarray]  # by name of an axis, the rows to keep
+
+    def dims(self, name: str, shape: tuple[int, ...], event_dim: int | None = None) -> list[str]:
+        """Names of the axes of a site's value."""
+        site = self.trace[name]
+        out = [f"{name}_dim_{i}" for i in range(len(shape))]
+        if event_dim is None:
+            event_dim = site["fn"].event_dim if site["type"] == "sample" else 0
+        for frame in site.get("cond_indep_stack", []):
+            axis = len(shape) + frame.dim - event_dim
+            if 0 <= axis < len(shape) and shape[axis] == frame.size:
+                out[axis] = frame.name
+        if name in self.gps:
+            out[-1] = self.row_dims[name]
+        elif site["type"] == "deterministic":  # most are functions of a GP: same rows, same name
+            for gp, dim in self.row_dims.items():
+                axes = [i for i, size in enumerate(shape) if size == self.gps[gp].rows]
+                if dim not in out and len(axes) == 1 and out[axes[0]] == f"{name}_dim_{axes[0]}":
+                    out[axes[0]] = dim
+        return out
+
+    def _coords(self, dims: Mapping[str, int]) -> dict[str, np.ndarray]:
+        out = {}
+        for dim, size in dims.items():
+            plate = self.trace.get(dim)
+            whole_plate = plate is not None and plate["type"] == "plate"
+            values = np.asarray(plate["value"]) if whole_plate else np.arange(size)  # type: ignore[index]
+            kept = values[self.keep[dim]] if dim in self.keep else values
+            out[dim] = next((v for v in (values, kept) if len(v) == size), np.arange(size))
+        return out
+
+    def named(self, chains: int) -> Any:
+        """A function from draws by site, ``(chains * draws, ...)``, to a data set."""
+
+        def dataset(values: Mapping[str, Any], log_density: bool = False) -> xr.Dataset:
+            variables: dict[str, Any] = {}
+            sizes: dict[str, int] = {}
+            for name, value in values.items():
+                value = np.asarray(value)
+                shape = value.shape[1:]
+                dims = self.dims(name, self._full(name, shape), 0 if log_density else None)
+                sizes |= dict(zip(dims, shape, strict=True))
+                value = value.reshape(chains, -1, *shape)
+                variables[name] = (("chain", "draw", *dims), value)
+            if not variables:
+                return xr.Dataset()
+            draws = next(iter(variables.values()))[1].shape[1]
+            coords = {"chain": np.arange(chains), "draw": np.arange(draws), **self._coords(sizes)}
+            return xr.Dataset(variables, coords)
+
+        return dataset
+
+    def _full(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape before rows were picked."""
+        if name not in self.kept:
+            return shape
+        axis = self.kept[name][0]
+        full = np.shape(self.trace[name]["value"])[axis]
+        return (*shape[:axis], full, *shape[axis + 1 :])
+
+    def fixed(self, values: Mapping[str, Any]) -> xr.Dataset:
+        """A data set of values without draws."""
+        variables: dict[str, Any] = {}
+        sizes: dict[str, int] = {}
+        for name, value in values.items():
+            dims = self.dims(name, np.shape(value))
+            sizes |= dict(zip(dims, np.shape(value), strict=True))
+            variables[name] = (dims, np.asarray(value))
+        return xr.Dataset(variables, self._coords(sizes))
+
+    def inputs(self) -> xr.Dataset:
+        """The inputs of the GPs: ``X`` where all have the same, ``X_f`` of site f otherwise."""
+        all_X = {name: np.asarray(site.gp.X) for name, site in self.gps.items()}
+        first = next(iter(all_X.values()))
+        shared = all(np.array_equal(first, X) for X in all_X.values())
+        variables: dict[str, Any] = {}
+        sizes: dict[str, int] = {}
+        for name, X in all_X.items():
+            label = "X" if shared else f"X_{name}"
+            dims = [self.row_dims[name], *(f"{label}_dim_{i}" for i in range(1, X.ndim))]
+            variables.setdefault(label, (dims, X))
+            sizes |= dict(zip(dims, X.shape, strict=True))
+            if shared:
+                break
+        return xr.Dataset(variables, self._coords(sizes))
+
+
+def shape_of(
+    guide: AutoDualGaussian,
+    params: Params,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    rows: Any,
+) -> Shape:
+    hyper = {} if guide.hyper_guide is None else dict(guide.hyper_guide.median(params))
+    reading = guide.read(params, args, kwargs, hyper)
+    trace, gps = reading.trace, reading.gps
+    row_dims = {name: row_dim(trace, name, site.rows) for name, site in gps.items()}
+    shape = Shape(trace, gps, row_dims, {}, args, kwargs, {})
+    if rows is None:
+        return shape
+    keep = {row_dims[name]: np.arange(site.rows)[rows] for name, site in gps.items()}
+    kept = {}
+    for name, site in trace.items():
+        if name in gps or site["type"] == "deterministic":
+            dims = shape.dims(name, np.shape(site["value"]))
+            for dim in set(dims) & set(keep):
+                kept[name] = (dims.index(dim), keep[dim])
+    return shape._replace(kept=kept, keep=keep)

@@ -1,0 +1,356 @@
+"""Predictions: the posterior at any inputs, by formula, by draws, and within bounds of memory."""
+
+from functools import cache
+
+import dense
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import Predictive
+from numpyro.infer.autoguide import AutoNormal
+from scipy import stats
+
+from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels, posterior
+
+N, M, NEW, DRAWS = 30, 6, 9, 20_000
+RNG = np.random.RandomState(5)
+X = np.sort(RNG.rand(N))
+Y = np.sin(7.0 * X) + 2.0 * X + 0.2 * RNG.randn(N)
+Z = np.linspace(0.05, 0.95, M)
+X_NEW = np.linspace(-0.2, 1.3, NEW)
+NOISE = 0.3
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compile_quickly():
+    """Each model here is compiled for a few small steps: optimizing the code costs more."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def model(X, y=None):
+    """A sampled and a plain hyperparameter, a mean function, and something derived."""
+    variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
+    lengthscale = numpyro.param("lengthscale", 0.25, constraint=dist.constraints.positive)
+    f = numpyro.sample("f", GP(kernels.RBF(lengthscale, variance), X, mean=lambda x: 2.0 * x))
+    numpyro.deterministic("twice", 2.0 * f)
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, NOISE), obs=y)
+
+
+KINDS = {"tied": {"inducing": Z}, "untied": {"inducing": Z, "sites": "untied"}, "full": {}}
+
+
+@cache
+def fit(kind="tied", model=model, hyper_guide=None, steps=20):
+    guide = AutoDualGaussian(model, hyper_guide=hyper_guide, **KINDS[kind])
+    svi = TSVGP(model, guide, optax.adam(0.03))
+    return guide, svi.run(jax.random.key(0), steps, X, Y, progress_bar=False).params
+
+
+def reference(kind, X_new):
+    """The dense posterior of a fit at new inputs."""
+    guide, params = fit(kind)
+    return dense.posterior(
+        lambda A, B: dense.rbf(A, B, params["lengthscale"], params["variance_auto_loc"]),
+        params["f_auto_inducing"],
+        X_new,
+        guide.dual_parameters(params, X_new)["f"],
+        mean=2.0 * X_new,
+    )
+
+
+def assert_moments(draws, q, what=""):
+    """Empirical moments of independent draws, each within five of its standard errors.
+
+    Five: some hundred numbers are compared, and none should be farther out than that.
+    """
+    draws = np.asarray(draws)
+    count, variance = len(draws), np.diag(q.covariance)
+    error = np.abs(draws.mean(0) - q.mean)
+    assert (error < 5 * np.sqrt(variance / count)).all(), what
+    spread = np.sqrt((np.outer(variance, variance) + q.covariance**2) / count)
+    assert (np.abs(np.cov(draws.T) - q.covariance) < 5 * spread).all(), what
+
+
+# ---- moments ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_marginals_and_joint_draws_at_new_inputs(kind):
+    """At more, fewer and other inputs than in the fit, against the dense formula."""
+    guide, params = fit(kind)
+    q = reference(kind, X_NEW)
+    marginals = guide.marginals(params, X_NEW)["f"]
+    # The jitter of 1e-8 makes K of t-VGP (30 inputs) solvable to about 1e-6.
+    tolerance = 1e-5 if kind == "full" else 1e-8
+    np.testing.assert_allclose(marginals.mean, q.mean, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(marginals.variance, q.variance, rtol=tolerance, atol=tolerance)
+    assert marginals._fields == ("mean", "variance")
+    draws = guide.sample_posterior(jax.random.key(1), params, X_NEW, sample_shape=(DRAWS,))
+    assert draws["f"].shape == (DRAWS, NEW)
+    assert_moments(draws["f"], q, kind)
+    # Neighbours are correlated; independent draws of marginals would fail above by far.
+    assert np.corrcoef(draws["f"][:, 0], draws["f"][:, 1])[0, 1] > 0.3
+
+
+def test_shapes_of_draws():
+    guide, params = fit()
+    one = guide.sample_posterior(jax.random.key(1), params, X_NEW)
+    assert one["f"].shape == (NEW,) and one["variance"].shape == ()
+    many = guide.sample_posterior(jax.random.key(1), params, X_NEW, sample_shape=(2, 3))
+    assert many["f"].shape == (2, 3, NEW) and many["variance"].shape == (2, 3)
+    again = guide.sample_posterior(jax.random.key(1), params, X_NEW, sample_shape=(2, 3))
+    np.testing.assert_array_equal(many["f"], again["f"])
+    # The guide follows its arguments, also back to the training inputs.
+    assert guide.sample_posterior(jax.random.key(1), params, X)["f"].shape == (N,)
+
+
+def test_median_and_quantiles():
+    guide, params = fit()
+    q = reference("tied", X_NEW)
+    median = guide.median(params, X_NEW)
+    np.testing.assert_allclose(median["f"], q.mean, atol=1e-8)
+    np.testing.assert_allclose(median["variance"], params["variance_auto_loc"])
+    levels = [0.05, 0.5, 0.9]
+    quantiles = guide.quantiles(params, levels, X_NEW)
+    deviation = np.sqrt(q.variance)
+    expected = [q.mean + stats.norm.ppf(level) * deviation for level in levels]
+    np.testing.assert_allclose(quantiles["f"], expected, atol=1e-7)
+    np.testing.assert_allclose(quantiles["variance"], [params["variance_auto_loc"]] * 3)
+    np.testing.assert_allclose(guide.quantiles(params, 0.9, X_NEW)["f"], expected[2], atol=1e-7)
+
+
+# ---- Predictive ------------------------------------------------------------------------------
+
+
+def test_predictive_at_new_inputs():
+    guide, params = fit()
+    q = reference("tied", X_NEW)
+    sites = ["f", "y", "twice", "variance"]
+    draws = Predictive(
+        model, guide=guide, params=params, num_samples=DRAWS, return_sites=sites
+    )(jax.random.key(2), X_NEW)
+    assert_moments(draws["f"], q)
+    noisy = q._replace(covariance=q.covariance + NOISE**2 * np.eye(NEW))
+    assert_moments(draws["y"], noisy)
+    np.testing.assert_allclose(draws["twice"], 2.0 * draws["f"])
+    np.testing.assert_allclose(draws["variance"], params["variance_auto_loc"])
+    # The observation noise is drawn given f of the same draw, not independently of it.
+    np.testing.assert_allclose(np.std(draws["y"] - draws["f"]), NOISE, rtol=0.02)
+
+
+def test_predictive_from_posterior_samples():
+    """The pattern for many inputs: draw once, then push the draws through the model."""
+    guide, params = fit()
+    samples = guide.sample_posterior(jax.random.key(1), params, X_NEW, sample_shape=(50,))
+    out = Predictive(model, posterior_samples=samples, params=params)(jax.random.key(2), X_NEW)
+    assert out["y"].shape == (50, NEW)
+    np.testing.assert_allclose(out["twice"], 2.0 * samples["f"])
+
+
+def test_parallel_predictive_draws_the_same():
+    guide, params = fit()
+
+    def draw(parallel):
+        predictive = Predictive(
+            model, guide=guide, params=params, num_samples=7, parallel=parallel
+        )
+        return predictive(jax.random.key(3), X_NEW)
+
+    for name, value in draw(False).items():
+        np.testing.assert_allclose(value, draw(True)[name], rtol=1e-10)
+
+
+# ---- variational hyperparameters -------------------------------------------------------------
+
+
+def test_variational_hyperparameters():
+    """AutoNormal: draws of hyperparameters and function values go together."""
+    guide, params = fit(hyper_guide=AutoNormal, steps=40)
+    loc, scale = params["variance_auto_loc"], params["variance_auto_scale"]
+    assert scale > 0.05
+    draws = guide.sample_posterior(jax.random.key(0), params, X_NEW, sample_shape=(2000,))
+    assert draws["f"].shape == (2000, NEW)
+    log_variance = np.log(draws["variance"])
+    # A LogNormal posterior: five standard errors of mean and deviation of 2000 draws.
+    assert abs(log_variance.mean() - loc) < 5 * scale / np.sqrt(2000)
+    assert abs(log_variance.std() - scale) < 5 * scale / np.sqrt(4000)
+    # Far from the data f is the prior of its own draw: |f - mean|^2 grows with the variance.
+    far = guide.sample_posterior(
+        jax.random.key(0), params, np.full(NEW, 9.0) + np.arange(NEW), sample_shape=(2000,)
+    )
+    mean = 2.0 * (9.0 + np.arange(NEW))
+    spread = ((far["f"] - mean) ** 2).mean(1)
+    low, high = np.array_split(np.asarray(spread)[np.argsort(np.asarray(far["variance"]))], 2)
+    assert high.mean() > 1.2 * low.mean()
+    # Marginals average over hyperparameters.
+    q = guide.marginals(params, X_NEW, num_hyper=200)["f"]
+    np.testing.assert_allclose(q.mean, draws["f"].mean(0), atol=5 * np.sqrt(q.variance / 200).max())
+    np.testing.assert_allclose(q.variance, draws["f"].var(0), rtol=0.35)
+    predicted = Predictive(model, guide=guide, params=params, num_samples=20)(
+        jax.random.key(1), X_NEW
+    )
+    assert predicted["y"].shape == (20, NEW) and np.isfinite(predicted["y"]).all()
+    median = guide.median(params, X_NEW)
+    np.testing.assert_allclose(median["variance"], np.exp(loc), rtol=1e-6)
+    quantiles = guide.quantiles(params, [0.1, 0.9], X_NEW)
+    expected = np.exp(loc + scale * stats.norm.ppf([0.1, 0.9]))
+    np.testing.assert_allclose(quantiles["variance"], expected, rtol=1e-6)
+
+
+# ---- many inputs, many draws -----------------------------------------------------------------
+
+
+def test_marginals_in_chunks_are_the_same(monkeypatch):
+    """Pieces of 256 rows, the last of them padded, and a batch of latent functions."""
+
+    def two(X, y=None):
+        with numpyro.plate("functions", 2):
+            f = numpyro.sample("f", GP(kernels.RBF(jnp.array([[0.2], [0.4]])), X, mean=1.0))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f.sum(0), NOISE), obs=y)
+
+    guide = AutoDualGaussian(two, inducing=Z)
+    svi = TSVGP(two, guide, None)
+    state = svi.init(jax.random.key(0), X, Y)
+    params = svi.get_params(jax.jit(svi.update)(state, X, Y)[0])
+    many = np.linspace(-1.0, 2.0, 700)
+    whole = guide.marginals(params, many)["f"]
+    assert whole.mean.shape == (2, 700)
+    monkeypatch.setattr(posterior, "_CHUNK_ELEMENTS", 1)
+    posterior.marginals.clear_cache()
+    chunked = guide.marginals(params, many)["f"]
+    posterior.marginals.clear_cache()
+    # Products of other shapes may round otherwise.
+    np.testing.assert_allclose(chunked.mean, whole.mean, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(chunked.variance, whole.variance, rtol=1e-12, atol=1e-13)
+
+
+def _memory_of_marginals(guide, params, X_new):
+    """Bytes that the compiled program allocates besides its arguments and results."""
+    site = guide.read(params, (X_new,), {}).gps["f"]
+    program = posterior.marginals.lower(site, guide.unpack("f", params)).compile()
+    return program.memory_analysis().temp_size_in_bytes
+
+
+def test_marginals_at_many_inputs_in_bounded_memory():
+    guide, params = fit()
+    count = 2_000_000
+    unchunked = 8 * M * count  # the features alone
+    memory = _memory_of_marginals(guide, params, np.linspace(-1.0, 2.0, count))
+    # Chunks of 2^22 numbers, of which a few are alive at once, plus the padded inputs and the
+    # results before they are cut to size: three times 8 bytes for each input.
+    chunks = 4 * 8 * posterior._CHUNK_ELEMENTS
+    assert memory < chunks + 4 * 8 * count
+    # What grows with the number of inputs is less than the features would.
+    twice = _memory_of_marginals(guide, params, np.linspace(-1.0, 2.0, 2 * count))
+    assert twice - memory < 0.75 * unchunked
+
+
+def test_marginals_at_200_000_inputs():
+    guide, params = fit()
+    many = np.linspace(-1.0, 2.0, 200_000)
+    q = guide.marginals(params, many)["f"]
+    rows = [0, 77_777, 199_999]
+    few = reference("tied", many[rows])
+    np.testing.assert_allclose(np.asarray(q.mean)[rows], few.mean, atol=1e-8)
+    np.testing.assert_allclose(np.asarray(q.variance)[rows], few.variance, rtol=1e-7, atol=1e-8)
+
+
+def _primitives(jaxpr, inside_loop=False):
+    """Every primitive of a program, and whether a loop runs it more than once."""
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        yield name, inside_loop
+        loops = inside_loop or name in ("scan", "while")
+        for value in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+        ):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from _primitives(inner, loops)
+
+
+def _factorisations(predictive, *args):
+    jaxpr = jax.make_jaxpr(lambda key: predictive(key, *args))(jax.random.key(0)).jaxpr
+    found = list(_primitives(jaxpr))
+    assert any(loop for _, loop in found)  # there is a loop over draws, and it was looked into
+    return [(name, loop) for name, loop in found if name in ("cholesky", "triangular_solve")]
+
+
+def test_a_thousand_draws_at_2000_inputs_factorise_once(monkeypatch):
+    jax.config.update("jax_disable_most_optimizations", False)  # here the products are large
+    guide, params = fit()
+    calls = []
+    joint = posterior.joint
+    monkeypatch.setattr(
+        posterior, "joint", lambda *args: calls.append(jax.typeof(args[0].gp.X).shape) or joint(*args)
+    )
+    new = np.linspace(-1.0, 2.0, 2000)
+    predictive = Predictive(
+        model, guide=guide, params=params, num_samples=1000, return_sites=["f", "y"]
+    )
+    # The factor enters the loop over draws as a constant: no factorisation is left in it.
+    assert _factorisations(predictive, new) == []
+    assert calls == [(2000,)]
+    # One factor for a thousand draws in one call, too.
+    draws = guide.sample_posterior(jax.random.key(4), params, new, sample_shape=(1000,))["f"]
+    assert len(calls) == 2
+    q = guide.marginals(params, new)["f"]
+    # Five standard errors of a mean and of a variance, at two thousand correlated inputs.
+    error = np.abs(draws.mean(0) - q.mean) / np.sqrt(q.variance / 1000)
+    assert error.max() < 5.0
+    np.testing.assert_allclose(draws.var(0), q.variance, rtol=5 * np.sqrt(2 / 1000))
+
+
+def test_draws_of_a_minibatch_fit_factorise_once():
+    """A plate that subsamples the data does not make the inputs of a prediction random."""
+
+    def batched(X, y=None, size=N):
+        f = numpyro.sample("f", GP(kernels.RBF(0.25), X))
+        with numpyro.plate("data", size, subsample_size=X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, NOISE), obs=y)
+
+    def random_rows(X, y=None):
+        data = numpyro.plate("data", X.shape[0], subsample_size=N // 2)
+        with data as rows:
+            x, y = X[rows], None if y is None else y[rows]
+        f = numpyro.sample("f", GP(kernels.RBF(0.25), x))
+        with data:
+            numpyro.sample("y", dist.Normal(f, NOISE), obs=y)
+
+    def predictive(model, *args):
+        guide = AutoDualGaussian(model, inducing=Z)
+        svi = TSVGP(model, guide, None)
+        params = svi.get_params(svi.init(jax.random.key(0), *args))
+        return Predictive(model, guide=guide, params=params, num_samples=5, return_sites=["f"])
+
+    assert _factorisations(predictive(batched, X[:10], Y[:10]), X[:20]) == []
+    # If the model does draw its inputs, each draw has its own.
+    drawn = predictive(random_rows, jnp.asarray(X), jnp.asarray(Y))
+    assert _factorisations(drawn, jnp.asarray(X)) != []
+    assert drawn(jax.random.key(0), jnp.asarray(X))["f"].shape == (5, N // 2)
+
+
+def test_predictions_under_jit():
+    """Parameters and inputs may be traced; the guide has seen its model before."""
+    guide, params = fit()
+    q = guide.marginals(params, X_NEW)["f"]
+
+    @jax.jit
+    def predict(params, X_new):
+        marginals = guide.marginals(params, X_new)["f"]
+        draws = guide.sample_posterior(jax.random.key(1), params, X_new, sample_shape=(3,))
+        return marginals.mean, draws["f"]
+
+    mean, draws = predict(params, X_NEW)
+    np.testing.assert_allclose(mean, q.mean, rtol=1e-10, atol=1e-12)
+    again = guide.sample_posterior(jax.random.key(1), params, X_NEW, sample_shape=(3,))["f"]
+    np.testing.assert_allclose(draws, again, rtol=1e-9, atol=1e-9)
