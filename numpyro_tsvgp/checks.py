@@ -77,7 +77,7 @@ def inspect(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> S
         error.add_note(
             "The model was run once on its data, before the fit, with arguments "
             f"{describe(args, kwargs)}. Check that they are what it expects and that X and y "
-            "have the same number of rows."
+            f"have the same number of rows.{_not_finite(args, kwargs)}"
         )
         raise
     trace = reading.trace
@@ -307,6 +307,16 @@ def describe(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     parts = [one(value) for value in args]
     parts += [f"{name} {one(value)}" for name, value in kwargs.items()]
     return f"({', '.join(parts)})"
+
+
+def _not_finite(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Where an argument first has NaN or infinity, for messages."""
+    for name, value in [*enumerate(args), *kwargs.items()]:
+        if isinstance(value, np.ndarray | Array) and jnp.issubdtype(value.dtype, jnp.floating):
+            where = _first(~np.isfinite(np.asarray(value)))
+            if where is not None:
+                return f" Argument {name} has the value {value[where]} at index {_index(where)}."
+    return ""
 
 
 def _base(fn: Any) -> Any:

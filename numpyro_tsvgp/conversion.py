@@ -58,8 +58,8 @@ def to_arviz(
       of the GPs.
     - ``predictions`` and ``predictions_constant_data`` at the arguments in ``predictions``. Draws
       are paired with those of the posterior in their hyperparameters.
-    - ``fit``: the bound and the inducing inputs; with ``result`` also losses and the number of
-      rejected steps; with ``svi`` also the rates of the E-steps.
+    - ``fit``, with ``result``: the losses, the bound, the number of rejected steps, the inducing
+      inputs, and with ``svi`` also the rates of the E-steps.
     - ``sample_stats``, with ``mcmc``: the statistics of the sampler.
 
     Dims are ``chain`` and ``draw`` and then the names of the model's plates; the axis of a GP is
@@ -160,8 +160,9 @@ def to_arviz(
         "log_likelihood": data(posterior.log_likelihood, log_density=True),
         "observed_data": here.fixed({k: s["value"] for k, s in data_sites(here.trace).items()}),
         "constant_data": here.inputs(),
-        "fit": _fit(guide, params, here, result, svi),
     }
+    if result is not None:
+        groups["fit"] = _fit(guide, params, here, result, svi)
     if prior:
         try:
             from_prior = drawn(
@@ -209,24 +210,22 @@ def _is_small_array(value: Any) -> bool:
 def _fit(
     guide: AutoDualGaussian, params: Params, shape: Shape, result: Any, svi: Any
 ) -> xr.Dataset:
-    variables: dict[str, Any] = {"bound": ((), _bound(guide, params, shape, svi))}
+    losses = np.asarray(result.losses)
+    variables: dict[str, Any] = {
+        "losses": ("step", losses),
+        "bound": ((), _bound(guide, params, shape, svi)),
+        "rejected": ((), int(np.isnan(losses).sum())),
+        "floored_variances": ((), int(result.state.floored)),
+    }
+    if svi is not None:
+        last = int(result.state.step)
+        rates = [float(svi._rate(jnp.asarray(i))) for i in range(last - len(losses), last)]
+        variables["site_lr"] = ("step", np.array(rates))
     for name in shape.gps:
         Z = np.asarray(guide.unpack(name, params).inducing)
         dims = [f"{name}_inducing", *(f"X_dim_{i}" for i in range(1, Z.ndim))]
         variables[f"{name}_inducing_inputs"] = (dims, Z)
-    steps = 0
-    if result is not None:
-        losses = np.asarray(result.losses)
-        steps = len(losses)
-        variables["losses"] = ("step", losses)
-        variables["rejected"] = ((), int(np.isnan(losses).sum()))
-        if hasattr(result.state, "floored"):
-            variables["floored_variances"] = ((), int(result.state.floored))
-    if svi is not None and steps:
-        last = int(result.state.step)
-        rates = [float(svi._rate(jnp.asarray(i))) for i in range(last - steps, last)]
-        variables["site_lr"] = ("step", np.array(rates))
-    return xr.Dataset(variables, {"step": np.arange(steps)} if steps else {})
+    return xr.Dataset(variables, {"step": np.arange(len(losses))})
 
 
 def _bound(guide: AutoDualGaussian, params: Params, shape: Shape, svi: Any) -> float:

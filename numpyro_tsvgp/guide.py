@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -425,8 +426,8 @@ class AutoDualGaussian(AutoGuide):
 
         if self.has_point_hyperparameters:
             return draw(rng_key, tuple(sample_shape))
-        count = int(jnp.prod(jnp.array(sample_shape))) if sample_shape else 1
-        draws = lax.map(lambda key: draw(key, ()), jax.random.split(rng_key, count))
+        keys = jax.random.split(rng_key, math.prod(sample_shape))
+        draws = lax.map(lambda key: draw(key, ()), keys)
         return jax.tree.map(lambda x: x.reshape(*sample_shape, *x.shape[1:]), draws)
 
     def marginals(

@@ -41,6 +41,8 @@ class Shape(NamedTuple):
             out[-1] = self.row_dims[name]
         elif site["type"] == "deterministic":  # most are functions of a GP: same rows, same name
             for gp, dim in self.row_dims.items():
+                if shape == np.shape(self.trace[gp]["value"]):
+                    return self.dims(gp, shape)
                 axes = [i for i, size in enumerate(shape) if size == self.gps[gp].rows]
                 if dim not in out and len(axes) == 1 and out[axes[0]] == f"{name}_dim_{axes[0]}":
                     out[axes[0]] = dim

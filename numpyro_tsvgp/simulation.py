@@ -101,7 +101,7 @@ def draw(
 
     def block(key: Array, given: _Given) -> dict[str, Any]:
         key_gps, key_rest = jax.random.split(key)
-        keys = jax.random.split(key_rest, size)
+        keys = jax.random.split(key_rest, (size, 2))  # here: splitting compiles slowly in a loop
         noise = standard_normals(key_gps, size, guide, params, gps)
         if each:
             return _run(settings, given, keys, given.hyper, noise)
@@ -179,7 +179,7 @@ def _follow(
 ) -> dict[str, Any]:
     """Runs the model with everything given, and collects what follows."""
     guide = settings.guide
-    key_model, key_data = jax.random.split(key)
+    key_model, key_data = key
     with (
         handlers.block(),
         handlers.trace() as trace,
@@ -196,7 +196,7 @@ def _follow(
         elif not settings.predictive or site["type"] != "sample" or name in known:
             continue
         elif name in data:
-            key_data, k = jax.random.split(key_data)
+            k = jax.random.fold_in(key_data, len(out["predictive"])) if len(data) > 1 else key_data
             with suppress(NotImplementedError):  # a density one cannot draw from
                 out["predictive"][name] = site["fn"].sample(k)
         elif not site["is_observed"]:  # data left open, to predict or to impute

@@ -412,13 +412,15 @@ def test_linear_mixture_of_latent_functions():
 
 
 def test_additive_functions():
-    """Two GPs of different inputs that add up: a two-dimensional rule, in closed form here."""
+    """Two GPs of different inputs that add up, one of them with a kernel of tinygp."""
+    from tinygp import kernels as tiny
+
     X2 = RNG.rand(N, 2)
     y = np.sin(7 * X2[:, 0]) + X2[:, 1] ** 2 + 0.1 * RNG.randn(N)
 
     def model(X, y=None):
         noise = positive("noise", 0.2)
-        f = numpyro.sample("f", GP(kernels.RBF(0.3), X[:, 0]))
+        f = numpyro.sample("f", GP(tiny.ExpSquared(positive("lengthscale", 0.3)), X[:, 0]))
         g = numpyro.sample("g", GP(kernels.RBF(0.5, active_dims=1), X))
         with numpyro.plate("data", X.shape[0]):
             numpyro.sample("y", dist.Normal(f + g, noise), obs=y)
@@ -428,7 +430,7 @@ def test_additive_functions():
     params = fitted.params
     inputs = {"f": X2[:, 0], "g": X2}
     second = lambda A, B: dense.rbf(np.asarray(A)[:, 1], np.asarray(B)[:, 1], 0.5)  # noqa: E731
-    q = _posteriors(fitted, (X2,), {"f": _rbf(0.3), "g": second}, inputs)
+    q = _posteriors(fitted, (X2,), {"f": _rbf(params["lengthscale"]), "g": second}, inputs)
     mean = q["f"].mean + q["g"].mean
     variance = q["f"].variance + q["g"].variance
     bound = dense.normal_expectation(y, mean, variance, params["noise"]) - q["f"].kl - q["g"].kl
@@ -558,7 +560,10 @@ def test_a_factor_shifts_the_loss_by_its_value():
     assert fitted.params["lengthscale"] > plain.params["lengthscale"] + 1e-3
 
 
-def test_deterministic_sites_change_nothing_and_are_predicted():
+def test_deterministic_sites_and_scope():
+    """A scope renames all sites and parameters; deterministic sites are predicted."""
+
+    @handlers.scope(prefix="left")
     def model(X, y=None):
         variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
         numpyro.deterministic("deviation", jnp.sqrt(variance))
@@ -567,29 +572,25 @@ def test_deterministic_sites_change_nothing_and_are_predicted():
         with numpyro.plate("data", X.shape[0]):
             numpyro.sample("y", dist.Poisson(rate), obs=y)
 
-    fitted = Fitter(model)(X, COUNTS, steps=3)
-    assert_same_fit(fitted, reference())
-    sites = ["f", "rate", "deviation", "y"]
-    draws = Predictive(
-        model, guide=fitted.guide, params=fitted.params, num_samples=4, return_sites=sites
-    )(jax.random.key(0), X)
-    np.testing.assert_allclose(draws["rate"], np.exp(draws["f"]))
-    np.testing.assert_allclose(draws["deviation"] ** 2, fitted.params["variance_auto_loc"])
-
-
-def test_scope_renames_everything():
-    scoped = handlers.scope(poisson_model, prefix="left")
-    fitted = Fitter(scoped)(X, COUNTS, steps=3)
-    assert set(fitted.params) == {f"left/{name}" for name in reference().params}
-    unscoped = {name.removeprefix("left/"): value for name, value in fitted.params.items()}
-    assert_same_fit(fitted._replace(params=unscoped), reference())
-    marginals = fitted.guide.marginals(fitted.params, X)["left/f"]
+    guide, params, losses = Fitter(model)(X, COUNTS, steps=3)
+    assert set(params) == {f"left/{name}" for name in reference().params}
+    unscoped = {name.removeprefix("left/"): value for name, value in params.items()}
+    assert_same_fit(Fit(guide, unscoped, losses), reference())
+    marginals = guide.marginals(params, X)["left/f"]
     expected = reference().guide.marginals(reference().params, X)["f"]
     np.testing.assert_allclose(marginals.mean, expected.mean, rtol=1e-8)
-    draws = Predictive(scoped, guide=fitted.guide, params=fitted.params, num_samples=4)(
-        jax.random.key(0), X
-    )
-    assert draws["left/y"].shape == (4, N)
+    sites = ["f", "rate", "deviation", "y"]
+    draws = Predictive(
+        model,
+        guide=guide,
+        params=params,
+        num_samples=4,
+        return_sites=[f"left/{name}" for name in sites],
+    )(jax.random.key(0), X)
+    f, rate, deviation, y = (draws[f"left/{name}"] for name in sites)
+    assert y.shape == (4, N)
+    np.testing.assert_allclose(rate, np.exp(f))
+    np.testing.assert_allclose(deviation**2, params["left/variance_auto_loc"])
 
 
 def test_scopes_put_one_model_into_another_twice():
@@ -640,24 +641,7 @@ def test_mean_function():
     np.testing.assert_allclose(GP(kernels.RBF(), X, 5.0).mean, np.full(N, 5.0))
 
 
-# ---- the same model elsewhere, and kernels from elsewhere ------------------------------------
-
-
-def test_tinygp_kernel():
-    from tinygp import kernels as tiny
-
-    def model(X, y=None):
-        lengthscale, variance = positive("lengthscale", 0.25), positive("variance", 1.0)
-        f = numpyro.sample("f", GP(variance * tiny.ExpSquared(lengthscale), X))
-        with numpyro.plate("data", X.shape[0]):
-            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
-
-    fitted = Fitter(model)(X, _noisy)
-    assert improved(fitted.losses)
-    kernel = _rbf(fitted.params["lengthscale"], fitted.params["variance"])
-    q = _posteriors(fitted, (X,), {"f": kernel})["f"]
-    bound = dense.normal_expectation(_noisy, q.mean, q.variance, 0.3) - q.kl
-    assert fitted.losses[-1] == pytest.approx(-bound, abs=1e-6)
+# ---- the same model elsewhere ----------------------------------------------------------------
 
 
 def test_the_rest_of_numpyro_sees_an_ordinary_distribution():

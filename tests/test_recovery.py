@@ -127,9 +127,8 @@ def _both_curvatures(model, X, y, m, steps):
     inducing = np.linspace(X.min(), X.max(), m)
     losses = {}
     for curvature in ("clip", "riemannian"):
-        svi = make(
-            optax.adam(0.1), inducing=inducing, model=model, site_lr=0.5, curvature=curvature
-        )
+        options = {"site_lr": 0.5, "curvature": curvature, "quadrature": 12}
+        svi = make(optax.adam(0.1), inducing=inducing, model=model, **options)
         result = run(svi, steps, X, y)
         assert finite((result.losses, result.params))
         losses[curvature] = np.asarray(result.losses)
@@ -137,7 +136,7 @@ def _both_curvatures(model, X, y, m, steps):
 
 
 def test_curvatures_agree_on_outliers(outliers):
-    losses = _both_curvatures(student, *outliers, m=15, steps=120)
+    losses = _both_curvatures(student, *outliers, m=15, steps=100)
     # Both settle at 99.24; Adam leaves them within 0.01 of one another.
     assert losses["clip"][-1] == pytest.approx(99.24, abs=0.05)
     assert losses["riemannian"][-1] == pytest.approx(99.24, abs=0.05)
@@ -148,7 +147,7 @@ def test_curvatures_agree_on_outliers(outliers):
 def test_curvatures_agree_on_two_gps(mcycle):
     X, y = mcycle.X[:, 0], mcycle.y
     X, y = (X - X.mean()) / X.std(), (y - y.mean()) / y.std()
-    losses = _both_curvatures(heteroscedastic, X, y, m=20, steps=170)
+    losses = _both_curvatures(heteroscedastic, X, y, m=20, steps=150)
     # Both settle at 76.63; Adam leaves them within 0.01 of one another.
     assert losses["clip"][-1] == pytest.approx(76.63, abs=0.05)
     assert losses["riemannian"][-1] == pytest.approx(76.63, abs=0.05)
@@ -379,7 +378,8 @@ def test_negative_curvature_under_another_prior():
     """Sites of the Riemannian step can be too negative for a prior of larger variance."""
     svi = make(None, model=student, curvature="riemannian")
     state = svi.init(jax.random.key(0), X, Y)
-    state.sites["f_auto_quadratic"] = -0.5 * state.sites["f_auto_inverse"]  # B = I / 2
+    # Sites start in the original coordinates: B = I - 0.1 K, and K has eigenvalues up to 5.5.
+    state.sites["f_auto_quadratic"] = -0.1 * state.sites["f_auto_inverse"]
     assert svi._usable(state, (X, Y), {})
     state.optim_state["variance"] = jnp.log(4.0)
     assert not svi._usable(state, (X, Y), {})

@@ -1,0 +1,486 @@
+"""ArviZ conversion and the checks that ArviZ users make next, on ArviZ 0.x and 1.x.
+
+Small models, few programs: every fit of a model shares its compiled update, and a model compared
+under two kernels takes the kernel as an argument, so that the second costs no compilation.
+"""
+
+import importlib.metadata
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import arviz as az
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import xarray as xr
+from numpyro import handlers
+from numpyro.infer import MCMC, NUTS
+from numpyro.infer.autoguide import AutoNormal
+from scipy.special import gammaln, log_softmax
+
+from numpyro_tsvgp import (
+    GP,
+    TSVGP,
+    AutoDualGaussian,
+    TSVGPRunResult,
+    collapse,
+    kernels,
+    to_arviz,
+)
+
+ARVIZ_1 = int(importlib.metadata.version("arviz").split(".")[0]) >= 1
+N = 30
+DRAWS = 400
+
+
+# ---- a binary, a count and a ten-class model, each under two kernels -------------------------
+
+
+def make_model(likelihood, classes=None):
+    def model(X, y=None, mix=1.0):
+        variance = numpyro.sample("variance", dist.LogNormal(0.0, 0.5))
+        scale = numpyro.param("lengthscale", 0.3, constraint=dist.constraints.positive)
+        # One program for both kernels: RBF where mix is 1, Matern 1/2 where it is 0.
+        kernel = variance * (mix * kernels.RBF(scale) + (1 - mix) * kernels.Matern12(scale))
+        if classes is None:
+            f = numpyro.sample("f", GP(kernel, X))
+        else:
+            with numpyro.plate("classes", classes):
+                f = numpyro.sample("f", GP(kernel, X))
+        numpyro.deterministic("doubled", 2.0 * f)
+        numpyro.factor("nothing", 0.0 * scale)  # a factor is no data
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", likelihood(f), obs=y)
+
+    return model
+
+
+MODELS = {
+    "binary": (lambda f: dist.Bernoulli(logits=f), None),
+    "count": (lambda f: dist.Poisson(jnp.exp(f)), None),
+    "ten-class": (lambda f: dist.Categorical(logits=f.T), 10),
+}
+
+
+class Fit(SimpleNamespace):
+    """A fitted model and its ArviZ objects under both kernels."""
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def fit(request):
+    likelihood, classes = MODELS[request.param]
+    model = make_model(likelihood, classes)
+    rng = np.random.default_rng(1)
+    X = jnp.asarray(np.sort(rng.uniform(0.0, 1.0, N)))
+    truth = 1.5 * np.sin(7.0 * X)
+    if classes is not None:
+        truth = np.stack([1.5 * np.sin(7.0 * X + k) for k in range(classes)])
+    y = likelihood(jnp.asarray(truth)).sample(jax.random.key(2))
+    guide = AutoDualGaussian(model, inducing=X[::4], learn_inducing=False)
+    svi = TSVGP(model, guide, None, site_lr=0.5)  # without M-steps it compiles in half the time
+    update = jax.jit(svi.update)
+
+    def run(mix):
+        start = {"variance_auto_loc": 1.5}
+        state = svi.init(jax.random.key(0), X, y, mix=mix, init_params=start)
+        losses = []
+        for _ in range(40):
+            state, loss = update(state, X, y, mix=mix)
+            losses.append(loss)
+        return TSVGPRunResult(svi.get_params(state), state, jnp.stack(losses))
+
+    a, b = jnp.asarray(1.0), jnp.asarray(0.0)
+    first, second = run(a), run(b)
+    full = request.param == "binary"  # the prior and predictions cost a program each
+    data = to_arviz(
+        jax.random.key(1),
+        guide,
+        first.params,
+        X,
+        y,
+        mix=a,
+        num_samples=DRAWS,
+        prior=full,
+        predictions=(X[:5], None, a) if full else None,
+        result=first,
+        svi=svi,
+    )
+    other = to_arviz(
+        jax.random.key(1), guide, second.params, X, y, mix=b, num_samples=DRAWS, prior=False
+    )
+    return Fit(
+        name=request.param,
+        model=model,
+        guide=guide,
+        svi=svi,
+        args=(X, y),
+        mix=a,
+        result=first,
+        params=first.params,
+        data=data,
+        other=other,
+        marginals=guide.marginals(first.params, X, y, mix=a)["f"],
+        classes=classes,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _close_figures():
+    yield
+    plt.close("all")
+
+
+def groups_of(data):
+    if ARVIZ_1:
+        return {name: node.to_dataset() for name, node in data.children.items()}
+    return {name: data[name] for name in data.groups()}
+
+
+def test_groups_and_dims(fit):
+    assert isinstance(
+        data := fit.data, xr.DataTree if ARVIZ_1 else getattr(az, "InferenceData", ())
+    )
+    groups = groups_of(data)
+    expected = {"posterior", "posterior_predictive", "log_likelihood"}
+    expected |= {"observed_data", "constant_data", "fit"}
+    if fit.name == "binary":
+        expected |= {"prior", "prior_predictive", "predictions", "predictions_constant_data"}
+    assert set(groups) == expected
+    plates = () if fit.classes is None else ("classes",)
+    posterior = groups["posterior"]
+    assert posterior["f"].dims == ("chain", "draw", *plates, "data")
+    assert posterior["doubled"].dims == posterior["f"].dims  # along the rows of f
+    assert posterior["variance"].dims == posterior["lengthscale"].dims == ("chain", "draw")
+    assert posterior.sizes["chain"] == 1 and posterior.sizes["draw"] == DRAWS
+    np.testing.assert_array_equal(posterior["doubled"], 2.0 * posterior["f"])
+    # Points repeat: both the parameter and the MAP estimate.
+    assert (posterior["lengthscale"] == float(fit.params["lengthscale"])).all()
+    assert (posterior["variance"] == float(fit.params["variance_auto_loc"])).all()
+    for group in ("posterior_predictive", "log_likelihood"):
+        assert set(groups[group]) == {"y"}  # the factor is no data
+        assert groups[group]["y"].dims == ("chain", "draw", "data")
+    assert groups["observed_data"]["y"].dims == ("data",)
+    np.testing.assert_array_equal(groups["observed_data"]["y"], fit.args[1])
+    np.testing.assert_array_equal(groups["constant_data"]["X"], fit.args[0])
+    np.testing.assert_array_equal(posterior["data"], np.arange(N))
+
+
+def test_draws_are_of_the_posterior(fit):
+    """Moments of f, and each log density and predictive mean, against formulas."""
+    posterior = groups_of(fit.data)["posterior"]
+    f = posterior["f"].values[0]
+    q = fit.marginals
+    sd = np.sqrt(q.variance)
+    # Means of 400 draws have a standard error of sd / 20; the largest of 30 (or 300) of them
+    # stays below 4.5 of these. A variance has a relative one of sqrt(2 / 400) = 0.07.
+    assert np.max(np.abs(f.mean(0) - q.mean) / sd) < 4.5 / np.sqrt(DRAWS)
+    assert np.max(np.abs(f.var(0) / q.variance - 1)) < 0.35
+    observed = np.asarray(fit.args[1])
+    log_density, mean, variance = {
+        "binary": bernoulli,
+        "count": poisson,
+        "ten-class": categorical,
+    }[fit.name](f, observed)
+    found = groups_of(fit.data)["log_likelihood"]["y"].values[0]
+    np.testing.assert_allclose(found, log_density, rtol=1e-10)
+    y = groups_of(fit.data)["posterior_predictive"]["y"].values[0]
+    if fit.name == "ten-class":
+        y = y == 3
+    # New data vary about their mean given f, and that mean varies with f.
+    error = np.sqrt(variance.mean(0) / DRAWS)
+    assert np.max(np.abs(y.mean(0) - mean.mean(0)) / error) < 4.5
+
+
+def bernoulli(f, y):
+    p = 1 / (1 + np.exp(-f))
+    return np.log(np.where(y == 1, p, 1 - p)), p, p * (1 - p)
+
+
+def poisson(f, y):
+    rate = np.exp(f)
+    return y * f - rate - gammaln(y + 1), rate, rate
+
+
+def categorical(f, y):
+    """The mean and variance are those of the indicator of class 3."""
+    log_p = log_softmax(f, 1)
+    p = np.exp(log_p[:, 3])
+    return log_p[:, y, np.arange(len(y))], p, p * (1 - p)
+
+
+def test_fit_group(fit):
+    group = groups_of(fit.data)["fit"]
+    np.testing.assert_array_equal(group["losses"], fit.result.losses)
+    np.testing.assert_array_equal(group["site_lr"], np.full(40, 0.5))
+    assert int(group["rejected"]) == 0
+    assert group["f_inducing_inputs"].shape == (len(fit.args[0][::4]),)
+    # Minus the loss is the bound plus the log prior of the variance at its MAP estimate.
+    loss = fit.result.losses[-1]  # without M-steps the loss is that of the last state
+    log_prior = dist.LogNormal(0.0, 0.5).log_prob(fit.params["variance_auto_loc"])
+    # With ten classes the nodes of both are random, with different keys.
+    tolerance = 1e-10 if fit.classes is None else 0.05
+    assert abs(float(group["bound"]) + float(loss) + float(log_prior)) < tolerance * abs(loss)
+
+
+# ---- what ArviZ users do next ----------------------------------------------------------------
+
+
+def drawn_artists():
+    """How many lines, patches and collections the current figures hold."""
+    axes = [ax for number in plt.get_fignums() for ax in plt.figure(number).axes]
+    return sum(len(ax.lines) + len(ax.patches) + len(ax.collections) for ax in axes)
+
+
+def test_summary(fit):
+    table = az.summary(fit.data, var_names=["variance", "f"])
+    assert len(table) == 1 + N * (fit.classes or 1)
+    index = "f[0]" if fit.classes is None else "f[0, 0]"
+    mean = float(groups_of(fit.data)["posterior"]["f"].mean(("chain", "draw")).values.flat[0])
+    assert abs(float(table.loc[index, "mean"]) - mean) < 0.05  # rounded to 2 digits or so
+
+
+def test_psis_loo_agrees_with_cavities(fit):
+    """PSIS of draws from q and the cavity are two estimates of one thing when q is good."""
+    from numpyro_tsvgp import loo
+
+    psis = az.loo(fit.data, pointwise=True)
+    cavity = loo(fit.guide, fit.params, *fit.args, mix=fit.mix)
+    assert cavity["n_data_points"] == N
+    # PSIS does not correct the variational error and has Monte Carlo error from 400 draws: a
+    # few hundredths of a nat a point.
+    assert abs(total(psis) - total(cavity)) < 0.03 * N
+    assert total(cavity) < total(psis) + 0.03 * N
+    assert np.corrcoef(pointwise(psis), pointwise(cavity))[0, 1] > 0.98
+    p = cavity["p" if ARVIZ_1 else "p_loo"]
+    assert 0 < p < N
+
+
+def pointwise(elpd):
+    return np.asarray(elpd["elpd_i" if ARVIZ_1 else "loo_i"])
+
+
+def total(elpd):
+    return float(elpd["elpd" if ARVIZ_1 else "elpd_loo"])
+
+
+def test_compare(fit):
+    table = az.compare({"rbf": fit.data, "matern": fit.other})
+    assert sorted(table["rank"]) == [0, 1]
+    column = "elpd" if ARVIZ_1 else "elpd_loo"
+    assert table[column].iloc[0] >= table[column].iloc[1]
+    for name, data in (("rbf", fit.data), ("matern", fit.other)):
+        assert abs(float(table.loc[name, column]) - total(az.loo(data))) < 0.1  # 1.x rounds
+
+
+def test_posterior_predictive_plot(fit):
+    if not ARVIZ_1:
+        az.plot_ppc(fit.data, num_pp_samples=20)
+    elif fit.name == "binary":
+        az.plot_ppc_pava(fit.data)
+    elif fit.name == "count":
+        az.plot_ppc_rootogram(fit.data)
+    else:
+        with pytest.warns(UserWarning, match="discrete"):  # it has no plot for many classes
+            az.plot_ppc_dist(fit.data, num_samples=20)
+    assert drawn_artists() > 3
+
+
+def test_loo_pit(fit):
+    if ARVIZ_1:
+        az.plot_loo_pit(fit.data)
+        pit = az.loo_pit(fit.data)["y"].values
+    else:
+        az.plot_loo_pit(fit.data, y="y")
+        pit = np.asarray(az.loo_pit(fit.data, y="y"))
+    assert drawn_artists() > 0
+    assert pit.shape == (N,) and (pit >= 0).all() and (pit <= 1).all()
+
+
+def test_forest_and_trace_plots(fit):
+    az.plot_forest(fit.data, var_names=["variance", "f"], combined=True)
+    assert drawn_artists() > N
+    plt.close("all")
+    coords = {"data": [0]} if fit.classes is None else {"data": [0], "classes": [0, 1]}
+    (az.plot_trace_dist if ARVIZ_1 else az.plot_trace)(fit.data, var_names=["f"], coords=coords)
+    assert drawn_artists() > 1
+
+
+def test_saves_and_loads(fit, tmp_path):
+    path = tmp_path / "fit.nc"
+    fit.data.to_netcdf(path, engine="h5netcdf")
+    loaded = az.from_netcdf(path, engine="h5netcdf") if ARVIZ_1 else az.from_netcdf(path)
+    before, after = groups_of(fit.data), groups_of(loaded)
+    assert set(before) == set(after)
+    for name, group in before.items():
+        xr.testing.assert_equal(after[name].load(), group)
+    assert after["posterior"].attrs["inference_library"] == "numpyro_tsvgp"
+    if not ARVIZ_1:
+        loaded.close()
+
+
+# ---- the groups that only some ask for -------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def normal():
+    """A regression with a sampled and a held hyperparameter, and its compiled update."""
+
+    def model(X, y=None, mask=True):
+        variance = numpyro.sample("variance", dist.LogNormal(0.0, 0.5))
+        noise = numpyro.param("noise", 0.3, constraint=dist.constraints.positive)
+        f = numpyro.sample("f", GP(variance * kernels.Matern32(0.3), X, mean=0.5))
+        with numpyro.plate("data", X.shape[0]), handlers.mask(mask=mask):
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    rng = np.random.default_rng(4)
+    X = jnp.asarray(np.sort(rng.uniform(0.0, 1.0, 25)))
+    y = jnp.asarray(np.sin(7.0 * X) + 0.3 * rng.standard_normal(25))
+    return SimpleNamespace(model=model, args=(X, y, jnp.ones(25, bool)))
+
+
+def test_prior_and_predictions(fit):
+    if fit.name != "binary":
+        pytest.skip("one model is enough")
+    groups = groups_of(fit.data)
+    prior = groups["prior"]
+    assert set(prior) == {"variance", "f", "doubled"}
+    log = np.log(prior["variance"].values.ravel())
+    assert abs(log.mean()) < 4 * 0.5 / np.sqrt(DRAWS)
+    assert abs(log.std() - 0.5) < 4 * 0.5 / np.sqrt(2 * DRAWS)
+    f = prior["f"].values[0]
+    standard = f / np.sqrt(prior["variance"].values[0])[:, None]  # RBF: marginally N(0, 1)
+    assert np.abs(standard.mean(0)).max() < 4.5 / np.sqrt(DRAWS)
+    assert np.abs(standard.var(0) - 1).max() < 0.35
+    X = np.asarray(fit.args[0])
+    k = np.exp(-0.5 * ((X[0] - X[8]) / float(fit.params["lengthscale"])) ** 2)
+    assert abs(np.corrcoef(standard[:, 0], standard[:, 8])[0, 1] - k) < 4 / np.sqrt(DRAWS)
+    assert groups["prior_predictive"]["y"].dims == ("chain", "draw", "data")
+    assert 0.3 < float(groups["prior_predictive"]["y"].mean()) < 0.7
+    new = groups["predictions"]
+    assert set(new) == {"f", "doubled", "y"} and new.sizes["data"] == 5
+    mean, variance = (np.asarray(x)[:5] for x in fit.marginals)
+    error = np.abs(new["f"].values[0].mean(0) - mean) / np.sqrt(variance)
+    assert np.max(error) < 4.5 / np.sqrt(DRAWS)
+    np.testing.assert_array_equal(groups["predictions_constant_data"]["X"], X[:5])
+
+
+def test_draws_through_the_inducing_values(fit):
+    """What large data get: exact marginals, and correlations that the inducing values carry."""
+    if fit.name != "binary":
+        pytest.skip("one model is enough")
+    options = dict(mix=fit.mix, num_samples=DRAWS, prior=False, log_likelihood=False)
+    data = to_arviz(
+        jax.random.key(5),
+        fit.guide,
+        fit.params,
+        *fit.args,
+        joint=False,
+        predictive=False,
+        rows=[2, 3, 29],
+        **options,
+    )
+    groups = groups_of(data)
+    assert "posterior_predictive" not in groups and "log_likelihood" not in groups
+    assert groups["posterior"]["f"].shape == (1, DRAWS, 3)
+    np.testing.assert_array_equal(groups["posterior"]["data"], [2, 3, 29])
+    np.testing.assert_array_equal(groups["posterior"]["doubled"], 2.0 * groups["posterior"]["f"])
+    f = groups["posterior"]["f"].values[0]
+    mean, variance = (np.asarray(x)[[2, 3, 29]] for x in fit.marginals)
+    assert np.max(np.abs(f.mean(0) - mean) / np.sqrt(variance)) < 4.5 / np.sqrt(DRAWS)
+    assert np.max(np.abs(f.var(0) / variance - 1)) < 0.3
+    assert np.corrcoef(f[:, 0], f[:, 1])[0, 1] > 0.8  # neighbours
+
+
+def test_subsampling_plates_give_all_their_data():
+    def model(X, y=None):
+        with numpyro.plate("data", 20, subsample_size=5) as rows:
+            batch = X[rows]
+        f = numpyro.sample("f", GP(kernels.RBF(0.3), batch))
+        with numpyro.plate("data", 20, subsample_size=5) as rows:
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=None if y is None else y[rows])
+
+    X = jnp.linspace(0.0, 1.0, 20)
+    y = jnp.sin(6.0 * X)
+    guide = AutoDualGaussian(model, inducing=X[::4], learn_inducing=False)
+    svi = TSVGP(model, guide, None)
+    params = svi.get_params(svi.init(jax.random.key(0), X, y))
+    data = groups_of(to_arviz(jax.random.key(1), guide, params, X, y, num_samples=7, prior=False))
+    assert data["log_likelihood"]["y"].shape == (1, 7, 20)
+    np.testing.assert_array_equal(data["observed_data"]["y"], y)
+    np.testing.assert_array_equal(data["constant_data"]["X"], X)
+
+
+def test_chains_of_a_collapsed_model(normal):
+    X, y, mask = normal.args
+    guide = AutoDualGaussian(normal.model, inducing=X[::3], learn_inducing=False)
+    svi = TSVGP(normal.model, guide, None, site_lr=1.0)
+    state, _ = jax.jit(svi.update)(svi.init(jax.random.key(0), X, y, mask), X, y, mask)
+    params = svi.get_params(state)
+    mcmc = MCMC(
+        NUTS(collapse(normal.model, guide, params)),
+        num_warmup=100,
+        num_samples=150,
+        num_chains=2,
+        chain_method="sequential",
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(3), X, y, mask, extra_fields=("potential_energy",))
+    data = to_arviz(jax.random.key(1), guide, params, X, y, mask, mcmc=mcmc, prior=False)
+    groups = groups_of(data)
+    posterior = groups["posterior"]
+    assert posterior["f"].shape == (2, 150, 25)
+    grouped = mcmc.get_samples(group_by_chain=True)["variance"]
+    np.testing.assert_array_equal(posterior["variance"], grouped)
+    assert set(groups["sample_stats"]) == {"diverging", "lp"}
+    assert groups["sample_stats"]["diverging"].shape == (2, 150)
+    table = az.summary(data, var_names=["variance", "f"])
+    assert table.loc["variance", "r_hat"].astype(float) < 1.1
+    assert float(table.loc["f[0]", "r_hat"]) < 1.1
+    assert float(table.loc["variance", "ess_bulk"]) > 50
+
+    # f is a draw given the hyperparameters of its own draw: standardised, it is N(0, 1).
+    moments = jax.vmap(lambda v: normalised(guide, params, v, X))(grouped.reshape(-1))
+    z = (posterior["f"].values.reshape(300, 25) - moments[0]) / np.sqrt(moments[1])
+    assert np.abs(z.mean(0)).max() < 4.5 / np.sqrt(300)
+    assert np.abs(z.var(0) - 1).max() < 0.4
+    correlation = np.corrcoef(np.asarray(grouped).ravel(), z[:, 5])[0, 1]
+    assert abs(correlation) < 4 / np.sqrt(300)
+
+    with pytest.raises(ValueError, match="collapse"):
+        stub = SimpleNamespace(get_samples=lambda **_: {"other": np.zeros((1, 5))})
+        to_arviz(jax.random.key(1), guide, params, X, y, mask, mcmc=stub)
+
+
+def normalised(guide, params, variance, X):
+    """Posterior moments of f at another variance, with sites held, in dense formulas."""
+    Z = params["f_auto_inducing"]
+    site = guide.read(params, (X,), {}, {"variance": variance}).gps["f"]
+    lambda_1, lambda_2 = guide.dual_parameters(params, X)["f"]
+    K = site.gp.kernel(Z, Z) + 1e-8 * variance * jnp.eye(len(Z))
+    A = jnp.linalg.inv(jnp.linalg.inv(K) + lambda_2)
+    a = jnp.linalg.inv(K) @ site.gp.kernel(Z, X)
+    variance_f = site.gp.kernel.diag(X) - (a * (K @ a)).sum(0) + (a * (A @ a)).sum(0)
+    return 0.5 + a.T @ A @ lambda_1, variance_f
+
+
+def test_variational_hyperparameters_are_drawn(normal):
+    X, y, mask = normal.args
+    guide = AutoDualGaussian(normal.model, inducing=X[::3], hyper_guide=AutoNormal)
+    svi = TSVGP(normal.model, guide, None)
+    params = svi.get_params(svi.init(jax.random.key(0), X, y, mask))
+    options = dict(num_samples=200, prior=False, predictive=False, log_likelihood=False)
+    data = to_arviz(jax.random.key(1), guide, params, X, y, mask, **options)
+    log = np.log(groups_of(data)["posterior"]["variance"].values.ravel())
+    loc, scale = params["variance_auto_loc"], params["variance_auto_scale"]
+    assert abs(log.mean() - loc) < 4 * scale / np.sqrt(200)
+    assert abs(log.std() / scale - 1) < 4 / np.sqrt(400)
+
+
+def test_importing_does_not_import_arviz():
+    code = "import sys, numpyro_tsvgp; assert 'arviz' not in sys.modules; numpyro_tsvgp.to_arviz"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -1,0 +1,287 @@
+"""The driver: SVI's interface, EM's steps, and nothing lost between one step and the next."""
+
+import inspect
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import SVI
+
+from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
+
+N, M = 30, 6
+RNG = np.random.RandomState(7)
+X = np.sort(RNG.rand(N))
+Y = RNG.poisson(np.exp(1.0 + np.sin(7.0 * X))).astype(float)
+Z = np.linspace(0.0, 1.0, M)
+KEY = jax.random.key(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compile_quickly():
+    """Each driver here is compiled for a few small steps: optimizing the code costs more."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+traces = 0  # how often the model below was run
+
+
+def model(X, y=None):
+    global traces
+    traces += 1
+    variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
+    lengthscale = numpyro.param("lengthscale", 0.25, constraint=dist.constraints.positive)
+    offset = numpyro.param("offset", 0.5)
+    f = numpyro.sample("f", GP(kernels.RBF(lengthscale, variance), X, mean=offset))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+
+SITES = {"f_auto_linear", "f_auto_quadratic", "f_auto_inverse"}
+FREE = {"variance_auto_loc", "lengthscale", "offset", "f_auto_inducing"}
+
+
+class Driver:
+    """A driver, its compiled update, and its initial state. Always a new guide, a new object."""
+
+    def __init__(self, optim, **options):
+        self.svi = TSVGP(model, AutoDualGaussian(model, inducing=Z), optim, **options)
+        self.update = jax.jit(self.svi.update)
+        self.start = self.svi.init(KEY, X, Y)
+
+
+@cache
+def sites_only() -> Driver:
+    return Driver(None, site_lr=1.0)
+
+
+@cache
+def adam() -> Driver:
+    return Driver(optax.adam(0.03))
+
+
+def assert_identical(a, b):
+    """Bit for bit."""
+    jax.tree.map(np.testing.assert_array_equal, _data(a), _data(b))
+
+
+def assert_close(a, b, rtol=1e-9):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=1e-11), a, b)
+
+
+def _data(tree):
+    """Random keys as numbers."""
+    is_key = lambda x: jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)  # noqa: E731
+    return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else np.asarray(x), tree)
+
+
+# ---- interface -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["init", "update", "stable_update", "evaluate", "run"])
+def test_arguments_are_named_as_in_svi(name):
+    ours = list(inspect.signature(getattr(TSVGP, name)).parameters)
+    theirs = list(inspect.signature(getattr(SVI, name)).parameters)
+    # Derivatives of the bound are ours to choose; all other arguments are there, in order.
+    theirs = [p for p in theirs if p != "forward_mode_differentiation"]
+    assert [p for p in ours if p in theirs] == theirs
+
+
+def test_parameters_are_constrained_and_states_are_not():
+    driver = adam()
+    start = {"lengthscale": 0.4, "variance_auto_loc": 2.0, "offset": -1.0}
+    state = driver.svi.init(KEY, X, Y, init_params=start)
+    params = driver.svi.get_params(state)
+    for name, value in start.items():
+        assert params[name] == pytest.approx(value, rel=1e-12)
+    free = driver.svi._free(state.optim_state)
+    assert FREE <= set(free) and SITES <= set(state.sites)
+    assert not set(free) & set(state.sites)
+    assert free["lengthscale"] == pytest.approx(np.log(0.4))
+    # A step as large as this one would leave the positive numbers if they were the coordinates.
+    bold = Driver(numpyro.optim.SGD(1.0))
+    params = bold.svi.get_params(bold.update(bold.start, X, Y)[0])
+    assert params["lengthscale"] > 0 and params["variance_auto_loc"] > 0
+    with pytest.raises(ValueError, match=r"length_scale.*not parameters"):
+        driver.svi.init(KEY, X, Y, init_params={"length_scale": 0.4})
+
+
+# ---- compilation -----------------------------------------------------------------------------
+
+
+def test_one_compilation_for_one_shape():
+    driver = adam()
+    state, _ = driver.update(driver.start, X, Y)
+    before = traces
+    for i in range(4):  # other states, other data
+        state, _ = driver.update(state, X + 0.01 * i, Y + i)
+    assert traces == before
+    assert driver.update._cache_size() == 1
+    driver.update(state, X[:-1], Y[:-1])  # the counter does count
+    assert traces > before
+
+
+def test_a_run_compiles_once_however_long():
+    def traces_of_a_run(steps):
+        driver = Driver(None)
+        before = traces
+        driver.svi.run(KEY, steps, X, Y, init_state=driver.start, progress_bar=False)
+        return traces - before
+
+    assert traces_of_a_run(2) == traces_of_a_run(25)
+
+
+# ---- run -------------------------------------------------------------------------------------
+
+
+def test_progress_bar_and_resumed_runs_change_no_number(capfd):
+    whole = adam().svi.run(KEY, 9, X, Y, progress_bar=False)
+    assert whole._fields[:3] == ("params", "state", "losses")
+    assert whole.losses.shape == (9,) and int(whole.state.step) == 9
+    assert np.isfinite(whole.losses).all() and whole.losses[-1] < whole.losses[0]
+    assert "loss" not in capfd.readouterr().err
+    # With a bar, the first part only.
+    first = adam().svi.run(KEY, 4, X, Y, progress_bar=True)
+    shown = capfd.readouterr().err
+    assert "4/4" in shown and f"init loss: {whole.losses[0]:.4f}" in shown
+    assert_identical(first.losses, whole.losses[:4])
+    # The rest on fresh objects that know nothing but the state, with another key.
+    fresh = TSVGP(model, AutoDualGaussian(model, inducing=Z), optax.adam(0.03))
+    second = fresh.run(
+        jax.random.key(99), 5, X, Y, init_state=first.state, progress_bar=False
+    )
+    assert_identical(second.losses, whole.losses[4:])
+    assert_identical(second.params, whole.params)
+    assert_identical(second.state, whole.state)
+    # What `run` does is what `update` does.
+    state = adam().start
+    for loss in whole.losses:
+        state, again = adam().update(state, X, Y)
+        np.testing.assert_allclose(again, loss, rtol=1e-12)
+
+
+def test_a_fresh_object_needs_its_model_before_parameters():
+    fresh = TSVGP(model, AutoDualGaussian(model, inducing=Z), None)
+    with pytest.raises(RuntimeError, match="has not seen its model"):
+        fresh.get_params(sites_only().start)
+    fresh.evaluate(sites_only().start, X, Y)
+    assert fresh.get_params(sites_only().start)["lengthscale"] == pytest.approx(0.25)
+
+
+# ---- E-steps ---------------------------------------------------------------------------------
+
+
+def test_without_optimizer_only_sites_move():
+    driver = sites_only()
+    state, loss = driver.update(driver.start, X, Y)
+    assert set(state.optim_state) == FREE  # the free parameters themselves, unconstrained
+    assert_identical(state.optim_state, driver.start.optim_state)
+    for name in ("f_auto_linear", "f_auto_quadratic"):
+        assert np.abs(state.sites[name] - driver.start.sites[name]).max() > 0.1
+    # The loss is that of the new state, and evaluating it takes no step.
+    assert_close(driver.svi.evaluate(state, X, Y), loss)
+    assert loss < driver.svi.evaluate(driver.start, X, Y) - 1.0
+
+
+def test_the_rate_blends_sites():
+    """lambda <- (1 - r) lambda + r target, with the rate of the schedule at each step."""
+    full = sites_only()
+    rates = jnp.array([0.3, 0.6])
+    slow = Driver(None, site_lr=lambda step: rates[step])
+    state = full.update(full.start, X, Y)[0]  # not zero
+    state = state._replace(step=jnp.zeros_like(state.step))
+    for rate in rates:
+        target = full.update(state, X, Y)[0].sites
+        new = slow.update(state, X, Y)[0]
+        for name in ("f_auto_linear", "f_auto_quadratic"):
+            blended = (1 - rate) * state.sites[name] + rate * target[name]
+            np.testing.assert_allclose(new.sites[name], blended, rtol=1e-10, atol=1e-12)
+        state = new
+    assert int(state.step) == 2
+
+
+def test_e_steps():
+    """Three site updates in one iteration are three iterations without optimizer."""
+    three = Driver(None, site_lr=1.0, e_steps=3)
+    once, loss = three.update(three.start, X, Y)
+    state = sites_only().start
+    for _ in range(3):
+        state, last = sites_only().update(state, X, Y)
+    assert_close(once.sites, state.sites)
+    assert_close(loss, last)
+
+
+# ---- M-steps ---------------------------------------------------------------------------------
+
+
+def test_m_steps():
+    """One iteration: an E-step, then optimizer steps on the bound with its sites held."""
+    driver = Driver(optax.adam(0.03), site_lr=1.0, m_steps=3)
+    state, loss = driver.update(driver.start, X, Y)
+    full = sites_only()
+    held = full.update(full.start, X, Y)[0]
+    assert_close(state.sites, held.sites)
+
+    @jax.jit
+    @jax.value_and_grad
+    def objective(free):
+        return full.svi.evaluate(held._replace(optim_state=free), X, Y)
+
+    optim = optax.adam(0.03)
+    free, moments = full.start.optim_state, optim.init(full.start.optim_state)
+    for _ in range(3):
+        value, gradient = objective(free)
+        updates, moments = optim.update(gradient, moments)
+        free = optax.apply_updates(free, updates)
+    assert_close(driver.svi._free(state.optim_state), free)
+    assert_close(loss, value)  # the loss before the last of the three steps
+
+
+def test_optimizers_of_numpyro_and_of_optax():
+    """Adam is Adam; L-BFGS, which asks for line searches, gets there in fewer iterations."""
+    theirs = Driver(numpyro.optim.Adam(0.03))
+    a, b = theirs.start, adam().start
+    for _ in range(3):
+        (a, loss_a), (b, loss_b) = theirs.update(a, X, Y), adam().update(b, X, Y)
+        assert_close(loss_a, loss_b)
+    assert_close(theirs.svi.get_params(a), adam().svi.get_params(b), rtol=1e-7)
+    lbfgs = Driver(optax.lbfgs(), m_steps=5)
+    state, losses = lbfgs.start, []
+    for _ in range(3):
+        state, loss = lbfgs.update(state, X, Y)
+        losses.append(float(loss))
+    assert np.isfinite(losses).all() and losses[-1] < loss_a - 0.5
+
+
+# ---- steps that fail -------------------------------------------------------------------------
+
+
+def test_stable_update_keeps_everything_of_the_last_good_state():
+    driver = adam()
+    stable = jax.jit(driver.svi.stable_update)
+    good = driver.update(driver.start, X, Y)[0]
+    poisoned = np.where(np.arange(N) == 3, np.nan, Y)
+    broken, loss = driver.update(good, X, poisoned)
+    assert not np.isfinite(loss) and not np.isfinite(broken.sites["f_auto_linear"]).all()
+    kept, loss = stable(good, X, poisoned)
+    assert np.isnan(loss)
+    # Sites, hyperparameters, and the moments and the count of the optimizer.
+    assert_identical(kept.sites, good.sites)
+    assert_identical(kept.optim_state, good.optim_state)
+    # The step is over: time and randomness go on, so that a bad batch is not drawn for ever.
+    assert int(kept.step) == int(good.step) + 1 and int(kept.rejected) == 1
+    assert (jax.random.key_data(kept.rng_key) != jax.random.key_data(good.rng_key)).any()
+    # With good data it does what `update` does.
+    after, loss = stable(kept, X, Y)
+    expected, expected_loss = driver.update(kept, X, Y)
+    assert_close(loss, expected_loss)
+    assert_close(after.sites, expected.sites)
+    assert int(after.rejected) == 1
