@@ -72,7 +72,5 @@ def integral(log_prob: Callable, mean, variance) -> float:
 def normal_expectation(y, mean, variance, scale) -> float:
     """E[log N(y | f, scale^2)] in closed form, summed."""
     return float(
-        np.sum(
-            -0.5 * np.log(2 * np.pi * scale**2) - 0.5 * ((y - mean) ** 2 + variance) / scale**2
-        )
+        np.sum(-0.5 * np.log(2 * np.pi * scale**2) - 0.5 * ((y - mean) ** 2 + variance) / scale**2)
     )

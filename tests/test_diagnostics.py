@@ -19,7 +19,7 @@ import numpyro.distributions as dist
 import pytest
 import xarray as xr
 from numpyro import handlers
-from numpyro.infer import MCMC, NUTS
+from numpyro.infer import MCMC, BarkerMH
 from numpyro.infer.autoguide import AutoNormal
 from scipy.special import gammaln, log_softmax
 
@@ -96,7 +96,7 @@ def fit(request):
 
     a, b = jnp.asarray(1.0), jnp.asarray(0.0)
     first, second = run(a), run(b)
-    full = request.param == "binary"  # the prior and predictions cost a program each
+    full = request.param == "binary"  # the prior, predictions and bound cost a program each
     data = to_arviz(
         jax.random.key(1),
         guide,
@@ -107,7 +107,7 @@ def fit(request):
         num_samples=DRAWS,
         prior=full,
         predictions=(X[:5], None, a) if full else None,
-        result=first,
+        result=first if full else None,
         svi=svi,
     )
     other = to_arviz(
@@ -147,9 +147,9 @@ def test_groups_and_dims(fit):
     )
     groups = groups_of(data)
     expected = {"posterior", "posterior_predictive", "log_likelihood"}
-    expected |= {"observed_data", "constant_data", "fit"}
+    expected |= {"observed_data", "constant_data"}
     if fit.name == "binary":
-        expected |= {"prior", "prior_predictive", "predictions", "predictions_constant_data"}
+        expected |= {"fit", "prior", "prior_predictive", "predictions", "predictions_constant_data"}
     assert set(groups) == expected
     plates = () if fit.classes is None else ("classes",)
     posterior = groups["posterior"]
@@ -213,18 +213,18 @@ def categorical(f, y):
     return log_p[:, y, np.arange(len(y))], p, p * (1 - p)
 
 
+@pytest.mark.parametrize("fit", ["binary"], indirect=True)
 def test_fit_group(fit):
     group = groups_of(fit.data)["fit"]
     np.testing.assert_array_equal(group["losses"], fit.result.losses)
     np.testing.assert_array_equal(group["site_lr"], np.full(40, 0.5))
     assert int(group["rejected"]) == 0
     assert group["f_inducing_inputs"].shape == (len(fit.args[0][::4]),)
-    # Minus the loss is the bound plus the log prior of the variance at its MAP estimate.
-    loss = fit.result.losses[-1]  # without M-steps the loss is that of the last state
+    # Minus the loss is the bound plus the log prior of the variance, and without M-steps the
+    # last loss is that of the last state.
     log_prior = dist.LogNormal(0.0, 0.5).log_prob(fit.params["variance_auto_loc"])
-    # With ten classes the nodes of both are random, with different keys.
-    tolerance = 1e-10 if fit.classes is None else 0.05
-    assert abs(float(group["bound"]) + float(loss) + float(log_prior)) < tolerance * abs(loss)
+    loss = -float(group["bound"]) - float(log_prior)
+    assert loss == pytest.approx(float(fit.result.losses[-1]), rel=1e-10)
 
 
 # ---- what ArviZ users do next ----------------------------------------------------------------
@@ -269,12 +269,13 @@ def total(elpd):
 
 
 def test_compare(fit):
-    table = az.compare({"rbf": fit.data, "matern": fit.other})
+    models = {"rbf": fit.data, "matern": fit.other}
+    table = az.compare(models, **({"round_to": "none"} if ARVIZ_1 else {}))
     assert sorted(table["rank"]) == [0, 1]
     column = "elpd" if ARVIZ_1 else "elpd_loo"
     assert table[column].iloc[0] >= table[column].iloc[1]
-    for name, data in (("rbf", fit.data), ("matern", fit.other)):
-        assert abs(float(table.loc[name, column]) - total(az.loo(data))) < 0.1  # 1.x rounds
+    for name, data in models.items():
+        assert float(table.loc[name, column]) == pytest.approx(total(az.loo(data)), abs=1e-9)
 
 
 def test_posterior_predictive_plot(fit):
@@ -287,7 +288,7 @@ def test_posterior_predictive_plot(fit):
     else:
         with pytest.warns(UserWarning, match="discrete"):  # it has no plot for many classes
             az.plot_ppc_dist(fit.data, num_samples=20)
-    assert drawn_artists() > 3
+    assert drawn_artists() > 1
 
 
 def test_loo_pit(fit):
@@ -343,9 +344,8 @@ def normal():
     return SimpleNamespace(model=model, args=(X, y, jnp.ones(25, bool)))
 
 
+@pytest.mark.parametrize("fit", ["binary"], indirect=True)
 def test_prior_and_predictions(fit):
-    if fit.name != "binary":
-        pytest.skip("one model is enough")
     groups = groups_of(fit.data)
     prior = groups["prior"]
     assert set(prior) == {"variance", "f", "doubled"}
@@ -369,10 +369,9 @@ def test_prior_and_predictions(fit):
     np.testing.assert_array_equal(groups["predictions_constant_data"]["X"], X[:5])
 
 
+@pytest.mark.parametrize("fit", ["binary"], indirect=True)
 def test_draws_through_the_inducing_values(fit):
     """What large data get: exact marginals, and correlations that the inducing values carry."""
-    if fit.name != "binary":
-        pytest.skip("one model is enough")
     options = dict(mix=fit.mix, num_samples=DRAWS, prior=False, log_likelihood=False)
     data = to_arviz(
         jax.random.key(5),
@@ -422,7 +421,7 @@ def test_chains_of_a_collapsed_model(normal):
     state, _ = jax.jit(svi.update)(svi.init(jax.random.key(0), X, y, mask), X, y, mask)
     params = svi.get_params(state)
     mcmc = MCMC(
-        NUTS(collapse(normal.model, guide, params)),
+        BarkerMH(collapse(normal.model, guide, params)),  # compiles in a third of NUTS's time
         num_warmup=100,
         num_samples=150,
         num_chains=2,
@@ -434,38 +433,31 @@ def test_chains_of_a_collapsed_model(normal):
     groups = groups_of(data)
     posterior = groups["posterior"]
     assert posterior["f"].shape == (2, 150, 25)
-    grouped = mcmc.get_samples(group_by_chain=True)["variance"]
+    grouped = np.asarray(mcmc.get_samples(group_by_chain=True)["variance"])
     np.testing.assert_array_equal(posterior["variance"], grouped)
-    assert set(groups["sample_stats"]) == {"diverging", "lp"}
-    assert groups["sample_stats"]["diverging"].shape == (2, 150)
+    assert groups["sample_stats"]["lp"].shape == (2, 150)
     table = az.summary(data, var_names=["variance", "f"])
     assert table.loc["variance", "r_hat"].astype(float) < 1.1
     assert float(table.loc["f[0]", "r_hat"]) < 1.1
-    assert float(table.loc["variance", "ess_bulk"]) > 50
+    assert 30 < float(table.loc["variance", "ess_bulk"]) < 300
 
     # f is a draw given the hyperparameters of its own draw: standardised, it is N(0, 1).
-    moments = jax.vmap(lambda v: normalised(guide, params, v, X))(grouped.reshape(-1))
-    z = (posterior["f"].values.reshape(300, 25) - moments[0]) / np.sqrt(moments[1])
+    lambda_1, lambda_2 = (np.asarray(x) for x in guide.dual_parameters(params, X)["f"])
+    K, k = (np.asarray(kernels.Matern32(0.3)(X[::3], x)) for x in (X[::3], X))
+    z = []
+    for variance, f in zip(grouped.ravel(), posterior["f"].values.reshape(300, 25), strict=True):
+        a = np.linalg.solve(K, k)  # the variance cancels
+        S = np.linalg.inv(np.linalg.inv(variance * K) + lambda_2)
+        marginal = variance * (1 - (a * k).sum(0)) + (a * (S @ a)).sum(0)
+        z.append((f - 0.5 - a.T @ S @ lambda_1) / np.sqrt(marginal))
+    z = np.array(z)
     assert np.abs(z.mean(0)).max() < 4.5 / np.sqrt(300)
     assert np.abs(z.var(0) - 1).max() < 0.4
-    correlation = np.corrcoef(np.asarray(grouped).ravel(), z[:, 5])[0, 1]
-    assert abs(correlation) < 4 / np.sqrt(300)
+    assert abs(np.corrcoef(grouped.ravel(), z[:, 5])[0, 1]) < 4 / np.sqrt(300)
 
     with pytest.raises(ValueError, match="collapse"):
         stub = SimpleNamespace(get_samples=lambda **_: {"other": np.zeros((1, 5))})
         to_arviz(jax.random.key(1), guide, params, X, y, mask, mcmc=stub)
-
-
-def normalised(guide, params, variance, X):
-    """Posterior moments of f at another variance, with sites held, in dense formulas."""
-    Z = params["f_auto_inducing"]
-    site = guide.read(params, (X,), {}, {"variance": variance}).gps["f"]
-    lambda_1, lambda_2 = guide.dual_parameters(params, X)["f"]
-    K = site.gp.kernel(Z, Z) + 1e-8 * variance * jnp.eye(len(Z))
-    A = jnp.linalg.inv(jnp.linalg.inv(K) + lambda_2)
-    a = jnp.linalg.inv(K) @ site.gp.kernel(Z, X)
-    variance_f = site.gp.kernel.diag(X) - (a * (K @ a)).sum(0) + (a * (A @ a)).sum(0)
-    return 0.5 + a.T @ A @ lambda_1, variance_f
 
 
 def test_variational_hyperparameters_are_drawn(normal):

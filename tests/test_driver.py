@@ -155,9 +155,7 @@ def test_progress_bar_and_resumed_runs_change_no_number(capfd):
     assert_identical(first.losses, whole.losses[:4])
     # The rest on fresh objects that know nothing but the state, with another key.
     fresh = TSVGP(model, AutoDualGaussian(model, inducing=Z), optax.adam(0.03))
-    second = fresh.run(
-        jax.random.key(99), 5, X, Y, init_state=first.state, progress_bar=False
-    )
+    second = fresh.run(jax.random.key(99), 5, X, Y, init_state=first.state, progress_bar=False)
     assert_identical(second.losses, whole.losses[4:])
     assert_identical(second.params, whole.params)
     assert_identical(second.state, whole.state)
@@ -246,19 +244,13 @@ def test_m_steps():
 
 
 def test_optimizers_of_numpyro_and_of_optax():
-    """Adam is Adam; L-BFGS, which asks for line searches, gets there in fewer iterations."""
+    """Adam is Adam, with the state of either."""
     theirs = Driver(numpyro.optim.Adam(0.03))
     a, b = theirs.start, adam().start
     for _ in range(3):
         (a, loss_a), (b, loss_b) = theirs.update(a, X, Y), adam().update(b, X, Y)
         assert_close(loss_a, loss_b)
     assert_close(theirs.svi.get_params(a), adam().svi.get_params(b), rtol=1e-7)
-    lbfgs = Driver(optax.lbfgs(), m_steps=5)
-    state, losses = lbfgs.start, []
-    for _ in range(3):
-        state, loss = lbfgs.update(state, X, Y)
-        losses.append(float(loss))
-    assert np.isfinite(losses).all() and losses[-1] < loss_a - 0.5
 
 
 # ---- steps that fail -------------------------------------------------------------------------

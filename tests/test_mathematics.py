@@ -181,7 +181,7 @@ def test_gaussian_likelihood_gives_titsias_bound_and_sgpr(line):
     np.testing.assert_allclose(q.variance, np.diag(covariance), rtol=0, atol=1e-8)
 
     f = guide.sample_posterior(jax.random.key(1), params, at, sample_shape=(10_000,))["f"]
-    # Five Monte Carlo errors: sd / sqrt(10000) of means, at most variance sqrt(2 / 10000) of others.
+    # Five Monte Carlo errors: sd / sqrt(10000) of means, variance * sqrt(2 / 10000) of the rest.
     largest = np.diag(covariance).max()
     np.testing.assert_allclose(f.mean(0), mean, atol=5 * np.sqrt(largest) / 100)
     np.testing.assert_allclose(np.cov(f.T), covariance, atol=5 * largest * 0.0141)

@@ -152,9 +152,7 @@ ZOO = {
     "bernoulli-probit": Case(
         lambda f, p: dist.Bernoulli(probs=probit(f)),
         (RNG.rand(N) < stats.norm.cdf(TRUTH)).astype(int),
-        lambda y, f, p: stats.bernoulli.logpmf(
-            y, SQUEEZE + (1 - 2 * SQUEEZE) * stats.norm.cdf(f)
-        ),
+        lambda y, f, p: stats.bernoulli.logpmf(y, SQUEEZE + (1 - 2 * SQUEEZE) * stats.norm.cdf(f)),
         quadrature_error=1e-2,
     ),
     "poisson": Case(
@@ -282,7 +280,9 @@ def test_softmax_of_three_latent_functions_that_share_a_kernel():
     weights = np.einsum("i,j,k->ijk", w, w, w).ravel()
     expected = 0.0
     for i in range(N):
-        f = np.stack([q.mean[i] + np.sqrt(q.variance[i]) * g for q, g in zip(qs, grid, strict=True)])
+        f = np.stack(
+            [q.mean[i] + np.sqrt(q.variance[i]) * g for q, g in zip(qs, grid, strict=True)]
+        )
         expected += weights @ (f[y[i]] - special.logsumexp(f, axis=0))
     # The default rule for three latent functions has 10 nodes in each dimension: 1e-4 per point.
     assert losses[-1] == pytest.approx(sum(q.kl for q in qs) - expected, abs=N * 1e-4)

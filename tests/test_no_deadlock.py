@@ -24,7 +24,7 @@ from numpyro.infer.autoguide import AutoNormal
 from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels, linalg
 
 LATENTS, M, N = 10, 100, 120
-# A hundred times what the child needs on an idle machine, apart from compiling.
+# The child compiles for a quarter of a minute and then needs a second; a hang needs for ever.
 SECONDS = 150
 
 
@@ -52,7 +52,7 @@ def score(scale, X, values):
     return jax.grad(lambda s: GP(kernels.Matern32(s), X).log_prob(values).sum())(scale)
 
 
-def work(m=M, n=N, steps=6, draws=4):
+def work(m=M, n=N, steps=10, draws=4):
     """Updates, vectorized chains and parallel predictions: everything that makes batches."""
     svi, guide, X, y = problem(m, n)
     state = svi.init(jax.random.key(0), X, y)
@@ -159,9 +159,9 @@ def test_programs_of_a_fit_and_of_predictions():
     programs = {
         "update": jax.jit(svi.update).lower(state, X, y),
         "stable_update": jax.jit(svi.stable_update).lower(state, X, y),
-        "gradient": jax.jit(
-            jax.grad(lambda s: svi.evaluate(state._replace(sites=s), X, y))
-        ).lower(state.sites),
+        "gradient": jax.jit(jax.grad(lambda s: svi.evaluate(state._replace(sites=s), X, y))).lower(
+            state.sites
+        ),
         "chains": jax.jit(jax.vmap(score, in_axes=(0, None, None))).lower(jnp.ones(4), X, y),
         "marginals": jax.jit(lambda p: guide.marginals(p, X)).lower(params),
         "predictive": jax.jit(predict).lower(key, params),

@@ -134,9 +134,9 @@ def test_predictive_at_new_inputs():
     guide, params = fit()
     q = reference("tied", X_NEW)
     sites = ["f", "y", "twice", "variance"]
-    draws = Predictive(
-        model, guide=guide, params=params, num_samples=DRAWS, return_sites=sites
-    )(jax.random.key(2), X_NEW)
+    draws = Predictive(model, guide=guide, params=params, num_samples=DRAWS, return_sites=sites)(
+        jax.random.key(2), X_NEW
+    )
     assert_moments(draws["f"], q)
     noisy = q._replace(covariance=q.covariance + NOISE**2 * np.eye(NEW))
     assert_moments(draws["y"], noisy)
@@ -159,9 +159,7 @@ def test_parallel_predictive_draws_the_same():
     guide, params = fit()
 
     def draw(parallel):
-        predictive = Predictive(
-            model, guide=guide, params=params, num_samples=7, parallel=parallel
-        )
+        predictive = Predictive(model, guide=guide, params=params, num_samples=7, parallel=parallel)
         return predictive(jax.random.key(3), X_NEW)
 
     for name, value in draw(False).items():
@@ -193,9 +191,7 @@ def test_variational_hyperparameters():
     q = guide.marginals(params, at, num_hyper=200)["f"]
     assert (np.abs(f.mean(0) - q.mean) < 5 * np.sqrt(q.variance / 200)).all()
     np.testing.assert_allclose(f.var(0), q.variance, rtol=5 * np.sqrt(2 / 200))
-    predicted = Predictive(model, guide=guide, params=params, num_samples=20)(
-        jax.random.key(1), at
-    )
+    predicted = Predictive(model, guide=guide, params=params, num_samples=20)(jax.random.key(1), at)
     assert predicted["y"].shape == (20, NEW) and np.isfinite(predicted["y"]).all()
     np.testing.assert_allclose(guide.median(params, at)["variance"], np.exp(loc), rtol=1e-6)
     quantiles = guide.quantiles(params, [0.1, 0.9], at)
@@ -289,7 +285,9 @@ def test_a_thousand_draws_at_2000_inputs_factorise_once(monkeypatch):
     calls = []
     joint = posterior.joint
     monkeypatch.setattr(
-        posterior, "joint", lambda *args: calls.append(jax.typeof(args[0].gp.X).shape) or joint(*args)
+        posterior,
+        "joint",
+        lambda *args: calls.append(jax.typeof(args[0].gp.X).shape) or joint(*args),
     )
     new = np.linspace(-1.0, 2.0, 2000)
     predictive = Predictive(
