@@ -41,6 +41,7 @@ class Structure(NamedTuple):
     dim: int  # how many latent functions meet in one likelihood term
     subsampling: float  # N / |M|, or 1
     batches: frozenset[int]  # sizes of subsamples
+    draws_inputs: bool  # whether GPs are at a subsample of the inputs
     trace: Mapping[str, Message]
 
     @property
@@ -102,7 +103,24 @@ def inspect(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> S
         batches=frozenset(
             len(site["value"]) for site in plates if site["args"][0] != len(site["value"])
         ),
+        draws_inputs=max([1.0, *ratios]) > 1 and _draws_inputs(model, reading, args, kwargs),
         trace=trace,
+    )
+
+
+def _draws_inputs(
+    model: Model, reading: Reading, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> bool:
+    """Whether GPs are at inputs that plates draw (X[rows]), and not at those in the arguments."""
+    pinned = {k: v for k, v in reading.pinned.items() if reading.trace[k]["type"] != "plate"}
+    others = (
+        read(model, args, kwargs, values=pinned, key=jax.random.key(seed)).gps
+        for seed in range(1, 4)
+    )
+    return any(
+        not np.array_equal(site.gp.X, reading.gps[name].gp.X)
+        for gps in others
+        for name, site in gps.items()
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 import numpyro
 from jax import Array
 from numpyro import handlers
+from numpyro.primitives import Messenger
 
 from numpyro_tsvgp.distributions import GP, find_gp
 
@@ -102,6 +104,16 @@ class _MeansForGPs(handlers.substitute):
         return None if gp is None else jnp.broadcast_to(gp.loc, msg["fn"].shape())
 
 
+class WholePlates(Messenger):
+    """Gives plates that would draw a subsample all of their indices."""
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] == "plate" and msg["value"] is None:
+            size = msg["args"][0]
+            msg["args"] = (size, size)
+            msg["value"] = jnp.arange(size)
+
+
 def is_gp(site: Message) -> bool:
     return site["type"] == "sample" and find_gp(site["fn"]) is not None
 
@@ -132,6 +144,7 @@ def read(
     expose: Callable[[Message], bool] = lambda site: False,
     values: Mapping[str, Any] | None = None,
     key: Array | None = None,
+    whole: bool = False,
 ) -> Reading:
     """Runs a model and reads off its GP sites.
 
@@ -143,6 +156,7 @@ def read(
         to this run.
       values: values for sites, by name.
       key: seed for what the model draws; None for one of the seed handler around this call.
+      whole: whether plates that subsample get all of their indices.
 
     Returns:
       The GP sites with their priors at the inputs of this run, the values of everything else
@@ -157,6 +171,7 @@ def read(
         handlers.seed(rng_seed=key),
         handlers.substitute(data=dict(values or {})),
         _MeansForGPs(),
+        WholePlates() if whole else nullcontext(),
     ):
         model(*args, **kwargs)
     gps, pinned = {}, {}

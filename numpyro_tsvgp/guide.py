@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro
 from jax import Array, lax
 from jax.scipy.special import ndtri
@@ -305,7 +304,9 @@ class AutoDualGaussian(AutoGuide):
         key = jax.random.key(0)
         if hyper is None:
             hyper = self.sample_hyperparameters(key, params, args, kwargs)
-        return self._read_anywhere(args, kwargs, values={**params, **hyper}, key=key)
+        # A subsample of the inputs is for the steps of a fit; here all of them are asked for.
+        whole = self.structure.draws_inputs
+        return self._read_anywhere(args, kwargs, values={**params, **hyper}, key=key, whole=whole)
 
     def _read_anywhere(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], **options: Any
@@ -335,23 +336,19 @@ class AutoDualGaussian(AutoGuide):
     def _draws_inputs(
         self, values: Params, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> bool:
-        """Whether a run of the model puts GPs at random inputs, as subsampling plates can."""
-
-        def gps(seed: int) -> list[Any]:
-            reading = self._read_anywhere(
+        """Whether this call of the model puts GPs at a subsample of the inputs."""
+        if not self.structure.draws_inputs:
+            return False
+        with jax.ensure_compile_time_eval():
+            trace = self._read_anywhere(
                 args,
                 kwargs,
                 values=values,
                 expose=lambda site: site["type"] == "param",
-                key=jax.random.key(seed),
-            )
-            return jax.tree.leaves(reading.gps)
-
-        with jax.ensure_compile_time_eval():
-            first, *others = (gps(seed) for seed in range(4))
-            return not all(
-                np.array_equal(a, b) for other in others for a, b in zip(first, other, strict=True)
-            )
+                key=jax.random.key(0),
+            ).trace
+        plates = (site for site in trace.values() if site["type"] == "plate")
+        return any(site["args"][0] != len(site["value"]) for site in plates)
 
     # ---- NumPyro's interface -----------------------------------------------------------------
 
@@ -371,9 +368,8 @@ class AutoDualGaussian(AutoGuide):
             values = dict(self.hyper_guide.median(params))
         # `Predictive` calls the guide inside a loop over draws. When nothing but the random key
         # is traced, the factors are computed here and now, once, and enter the loop as constants.
-        concrete = not _traced((params, values, args, kwargs)) and not (
-            structure.subsamples and self._draws_inputs({**params, **values}, args, kwargs)
-        )
+        concrete = not _traced((params, values, args, kwargs))
+        concrete = concrete and not self._draws_inputs({**params, **values}, args, kwargs)
         with jax.ensure_compile_time_eval() if concrete else nullcontext():
             reading = self._read_anywhere(
                 args,

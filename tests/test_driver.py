@@ -103,7 +103,7 @@ def test_parameters_are_constrained_and_states_are_not():
     for name, value in start.items():
         assert params[name] == pytest.approx(value, rel=1e-12)
     free = driver.svi._free(state.optim_state)
-    assert FREE <= set(free) and SITES <= set(state.sites)
+    assert set(free) >= FREE and set(state.sites) >= SITES
     assert not set(free) & set(state.sites)
     assert free["lengthscale"] == pytest.approx(np.log(0.4))
     # A step as large as this one would leave the positive numbers if they were the coordinates.

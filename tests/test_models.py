@@ -1,4 +1,4 @@
-"""Models of every kind that NumPyro can write: each is fitted, and its bound recomputed in NumPy."""
+"""Models of every kind that NumPyro can write: each fitted, and its bound recomputed in NumPy."""
 
 from collections.abc import Callable
 from functools import cache
