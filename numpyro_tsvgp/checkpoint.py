@@ -11,6 +11,7 @@ import json
 import os
 import tempfile
 import zipfile
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,7 @@ def _entries_and_arrays(file: Any) -> tuple[list[dict[str, Any]], list[np.ndarra
     return entries, arrays
 
 
+@cache  # reading it takes longer than writing the file
 def _version(name: str) -> str:
     try:
         return version(name)

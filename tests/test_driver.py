@@ -22,15 +22,6 @@ Z = np.linspace(0.0, 1.0, M)
 KEY = jax.random.key(0)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _compile_quickly():
-    """Each driver here is compiled for a few small steps: optimizing the code costs more."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 traces = 0  # how often the model below was run
 
 

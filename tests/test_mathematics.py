@@ -652,25 +652,16 @@ def test_lbfgs_converges_in_a_handful_of_iterations(banana, banana_adam):
 
 def test_variational_hyperparameters(banana, banana_adam):
     """AutoNormal on the hyperparameters: medians near the MAP, with honest spread."""
-    guide, result = fit_banana(banana, optax.adam(0.05), 200, hyper_guide=AutoNormal)
-    spread = {}
+    _, result = fit_banana(banana, optax.adam(0.05), 200, hyper_guide=AutoNormal)
+    # Minus an ELBO of everything, one draw at a time. The Gaussian integrals over two
+    # hyperparameters are of order one against the 117 of their best values.
+    assert np.isfinite(result.losses).all()
+    assert abs(result.losses[-50:].mean() - banana_adam[1].losses[-1]) < 5
     for name in ("variance", "lengthscale"):
         loc, scale = (result.params[f"{name}_auto_{what}"] for what in ("loc", "scale"))
         point = banana_adam[1].params[f"{name}_auto_loc"]  # of AutoDelta: the value itself
         assert 0.02 < scale < 0.5  # of the logarithm; 1 a priori
         assert abs(loc - np.log(point)) < 3 * scale
-        spread[name] = scale
-    at = np.array(banana.X[:5])
-    draws = guide.sample_posterior(jax.random.key(1), result.params, at, sample_shape=(200,))
-    assert draws["f"].shape == (200, 5) and draws["lengthscale"].shape == (200,)
-    for name, scale in spread.items():  # the error of a standard deviation of 200 draws is 5%
-        np.testing.assert_allclose(np.log(draws[name]).std(), scale, rtol=0.2)
-    # Marginals average over 16 draws of the hyperparameters, samples over 200: both means of f
-    # are within four of the larger error, standard deviations within four times 5% and more.
-    q = guide.marginals(result.params, at)["f"]
-    sd = draws["f"].std(0)
-    assert (np.abs(draws["f"].mean(0) - q.mean) < 4 * sd / np.sqrt(16)).all()
-    np.testing.assert_allclose(sd, np.sqrt(q.variance), rtol=0.3)
 
 
 def clustered_poisson(X, y=None):
@@ -691,7 +682,7 @@ def test_single_precision_ends_where_double_does(banana, problem, request):
     """
     if problem == "clustered":
         rng = np.random.default_rng(6)
-        X = np.sort(rng.uniform(0, 1, 200))
+        X = np.sort(rng.uniform(0, 1, 100))
         y = rng.poisson(np.exp(1 + np.sin(8 * X))).astype(float)
         Z = (np.array([0.15, 0.4, 0.6, 0.9])[:, None] + np.linspace(-1e-3, 1e-3, 20)).ravel()
 

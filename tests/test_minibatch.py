@@ -22,15 +22,6 @@ Z = np.linspace(0.0, 1.0, M)
 BATCHES = jnp.asarray(RNG.permutation(N).reshape(-1, BATCH))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _compile_quickly():
-    """Each model here is compiled for a few small steps: optimizing the code costs more."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 def gp(X):
     """The GP of every model here. Its prior on the variance must not be scaled by N/|M|."""
     variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
@@ -231,10 +222,12 @@ def test_a_stochastic_fit_of_everything():
     # Above the minimum by the noise of the batches, and by what the sites lag behind.
     assert best - 1e-8 < float(whole.evaluate(here, X, Y)) < best + 0.5
     params = driver.svi.get_params(state)
-    new = jnp.linspace(0.0, 1.0, BATCH)
-    q = driver.guide.marginals(params, new)["f"]
-    np.testing.assert_allclose(q.mean, whole.guide.marginals(params, new)["f"].mean)
+    # The guide answers at all inputs, whatever the plate of the model would draw of them.
+    q = driver.guide.marginals(params, X)["f"]
+    assert q.mean.shape == (N,)
+    np.testing.assert_allclose(q.mean, whole.guide.marginals(params, X)["f"].mean)
+    # Predictive runs the model as it is; without subsampling it predicts at all inputs.
     draws = Predictive(by_index, guide=driver.guide, params=params, num_samples=5)(
-        jax.random.key(0), new
+        jax.random.key(0), X, batch=N
     )
-    assert draws["y"].shape == (5, BATCH)
+    assert draws["y"].shape == (5, N)

@@ -177,5 +177,4 @@ def test_programs_of_a_fit_and_of_predictions():
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_disable_most_optimizations", True)  # to compile quickly
     work()

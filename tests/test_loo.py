@@ -1,0 +1,396 @@
+"""Leave-one-out, influence, importance weights and calibration against refits and formulas."""
+
+import importlib.metadata
+from types import SimpleNamespace
+
+import arviz as az
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers
+from scipy.stats import kstest, multivariate_normal, norm
+
+from numpyro_tsvgp import (
+    GP,
+    TSVGP,
+    AutoDualGaussian,
+    influence,
+    kernels,
+    loo,
+    psis_khat,
+    sbc,
+)
+from numpyro_tsvgp.pointwise import find_layout, whole
+
+ARVIZ_1 = int(importlib.metadata.version("arviz").split(".")[0]) >= 1
+
+
+def pointwise(elpd):
+    return np.asarray(elpd["elpd_i" if ARVIZ_1 else "loo_i"])
+
+
+def total(elpd):
+    return float(elpd["elpd" if ARVIZ_1 else "elpd_loo"])
+
+
+# ---- a Gaussian likelihood, where everything is known ----------------------------------------
+
+NOISE, MEAN = 0.3, 0.5
+
+
+def normal_model(X, y=None, mask=True):
+    variance = numpyro.sample("variance", dist.LogNormal(0.0, 0.5))
+    # The jitter is small because the formulas below have none.
+    prior = GP(variance * kernels.Matern32(0.3), X, mean=MEAN, jitter=1e-13)
+    f = numpyro.sample("f", prior)
+    with numpyro.plate("data", X.shape[0]), handlers.mask(mask=mask):
+        numpyro.sample("y", dist.Normal(f, NOISE), obs=y)
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(4)
+    X = np.sort(rng.uniform(0.0, 1.0, 24))
+    X[-1] = 2.0  # alone
+    y = np.sin(7.0 * X) + NOISE * rng.standard_normal(24)
+    return jnp.asarray(X), jnp.asarray(y)
+
+
+@pytest.fixture(scope="module", params=["tied", "untied", "full"])
+def normal(request, data):
+    X, y = data
+    mask = jnp.ones(len(X), bool)
+    inducing = None if request.param == "full" else jnp.append(X[:-1:3], 1.9)
+    sites = "untied" if request.param == "untied" else "tied"
+    guide = AutoDualGaussian(normal_model, inducing, sites=sites, learn_inducing=False)
+    svi = TSVGP(normal_model, guide, None, site_lr=1.0)
+    state = svi.init(jax.random.key(0), X, y, mask, init_params={"variance_auto_loc": 1.3})
+    state, _ = jax.jit(svi.update)(state, X, y, mask)  # exact in one step
+    Z = X if inducing is None else inducing
+    return SimpleNamespace(
+        kind=request.param, guide=guide, params=svi.get_params(state), args=(X, y, mask), Z=Z
+    )
+
+
+def dense(Z, X, y, keep, variance=1.3):
+    """The sparse posterior of some data, in formulas: mean and covariance of u, and at X."""
+    K, k = (np.asarray(variance * kernels.Matern32(0.3)(Z, x)) for x in (Z, X))
+    a = np.linalg.solve(K, k)
+    S = np.linalg.inv(np.linalg.inv(K) + a[:, keep] @ a[:, keep].T / NOISE**2)
+    m = S @ a[:, keep] @ np.asarray(y - MEAN)[keep] / NOISE**2
+    v = variance - (a * k).sum(0) + (a * (S @ a)).sum(0)
+    return SimpleNamespace(m=m, S=S, mean=MEAN + a.T @ m, variance=v)
+
+
+def left_out(i, n):
+    return np.arange(n) != i
+
+
+def test_loo_is_exact_for_a_gaussian_likelihood(normal):
+    X, y, mask = normal.args
+    with pytest.warns(UserWarning, match=r"1 of 24 points carry more than 70%.*rows 23\)"):
+        elpd = loo(normal.guide, normal.params, X, y, mask)
+    expected = []
+    for i in range(24):
+        q = dense(normal.Z, X, y, left_out(i, 24))
+        expected.append(norm.logpdf(y[i], q.mean[i], np.sqrt(q.variance[i] + NOISE**2)))
+    # The condition of K, about 1e4, times rounding; the issue is whether the cavity is exact.
+    np.testing.assert_allclose(pointwise(elpd), expected, atol=1e-8)
+    assert total(elpd) == pytest.approx(np.sum(expected), abs=1e-7)
+    assert elpd["se"] == pytest.approx(np.sqrt(24 * np.var(expected)))
+    assert elpd["n_data_points"] == 24 and elpd["warning"]
+    np.testing.assert_array_equal(np.flatnonzero(elpd["flagged"]), [23])
+    q = dense(normal.Z, X, y, np.ones(24, bool))
+    within = norm.logpdf(y, q.mean, np.sqrt(q.variance + NOISE**2))
+    p = elpd["p" if ARVIZ_1 else "p_loo"]
+    assert p == pytest.approx(np.sum(within) - np.sum(expected), abs=1e-6)
+    assert "24 observations" in str(elpd)
+
+
+def test_influence_is_exact_for_a_gaussian_likelihood(normal):
+    X, y, mask = normal.args
+    found = influence(normal.guide, normal.params, X, y, mask, delta=True)
+    q = dense(normal.Z, X, y, np.ones(24, bool))
+    inverse = np.linalg.inv(q.S)
+    for i in (0, 7, 23):
+        c = dense(normal.Z, X, y, left_out(i, 24))
+        delta = c.m - q.m
+        np.testing.assert_allclose(found["f_delta"][i], delta, atol=1e-7)
+        kl = np.trace(inverse @ c.S) - len(delta) + delta @ inverse @ delta
+        kl -= np.linalg.slogdet(c.S)[1] - np.linalg.slogdet(q.S)[1]
+        assert float(found["influence"][i]) == pytest.approx(0.5 * kl, rel=1e-5)
+        assert float(found["f_shift"][i]) == pytest.approx(q.mean[i] - c.mean[i], abs=1e-8)
+    np.testing.assert_allclose(found["f_beta"], 1 / NOISE**2)
+    np.testing.assert_allclose(found["f_alpha"], (y - q.mean) / NOISE**2, atol=1e-6)
+    assert found["influence"].dims == ("data",)
+
+
+@pytest.mark.parametrize("normal", ["tied"], indirect=True)
+def test_masked_rows_are_left_out(normal):
+    X, y, mask = normal.args
+    some = mask.at[jnp.array([3, 23])].set(False)
+    elpd = loo(normal.guide, normal.params, X, y, some)
+    values = elpd["elpd_i" if ARVIZ_1 else "loo_i"]
+    np.testing.assert_array_equal(values["data"], np.delete(np.arange(24), [3, 23]))
+    assert elpd["n_data_points"] == 22 and not elpd["warning"]
+
+
+@pytest.mark.parametrize("normal", ["full"], indirect=True)
+def test_draws_of_hyperparameters_are_weighted(normal):
+    """Against integrals over the hyperparameter on a grid, without one point at a time.
+
+    Without inducing points the sites of a Gaussian likelihood do not depend on the kernel, so
+    the collapsed posterior is exact.
+    """
+    X, y, mask = normal.args
+    grid = np.exp(np.linspace(-2.0, 2.0, 161))
+    log_prior = np.asarray(dist.LogNormal(0.0, 0.5).log_prob(grid)) + np.log(grid)
+    K = np.asarray(kernels.Matern32(0.3)(X, X))
+    noise = NOISE**2 * np.eye(24)
+
+    def evidence(keep):
+        covs = (v * K[np.ix_(keep, keep)] + noise[np.ix_(keep, keep)] for v in grid)
+        return np.array([multivariate_normal.logpdf((y - MEAN)[keep], cov=c) for c in covs])
+
+    posterior = np.exp(log_prior + (full := evidence(np.ones(24, bool))))
+    total_mass = np.log(posterior.sum())
+    weights = posterior / posterior.sum()
+    # Evenly spaced in the distribution function, so that there is next to no Monte Carlo error.
+    draws = np.interp((np.arange(400) + 0.5) / 400, np.cumsum(weights), grid)
+    np.random.default_rng(0).shuffle(draws)
+    mcmc = SimpleNamespace(get_samples=lambda: {"variance": jnp.asarray(draws)})
+    with pytest.warns(UserWarning, match="carry more than"):
+        elpd = loo(normal.guide, normal.params, X, y, mask, mcmc=mcmc, num_hyper=400)
+    for i in (0, 7, 15):
+        expected = total_mass - np.log(np.exp(log_prior + evidence(left_out(i, 24))).sum())
+        # The grid and the smoothing of the largest weights leave a few thousandths; the full
+        # posterior's weights, without correction, would be off by 0.02 at point 7.
+        assert pointwise(elpd)[i] == pytest.approx(expected, abs=0.005)
+    assert elpd["pareto_k"].shape == (24,) and np.all(elpd["pareto_k"][:-1] < 0.7)
+    assert elpd["n_samples"] == 400
+    assert np.isfinite(full).all()
+    # The effective number of parameters counts those of f, which importance sampling over the
+    # hyperparameter alone does not see.
+    assert 4 < float(elpd["p" if ARVIZ_1 else "p_loo"]) < 12
+
+
+@pytest.mark.parametrize("normal", ["full"], indirect=True)
+def test_importance_weights_of_an_exact_posterior_are_the_evidence(normal):
+    X, y, mask = normal.args
+    khat = psis_khat(jax.random.key(0), normal.guide, normal.params, X, y, mask, num_samples=200)
+    cov = 1.3 * np.asarray(kernels.Matern32(0.3)(X, X)) + NOISE**2 * np.eye(24)
+    evidence = multivariate_normal.logpdf(y - MEAN, cov=cov)
+    # The draws carry the jitter that the singular covariance of f given u needs, 1e-10 or so.
+    np.testing.assert_allclose(khat.log_weights, evidence, atol=1e-3)
+    assert khat.hyperparameters is None and "points" in str(khat)
+    # A posterior with half of each site is not the model's.
+    half = {
+        k: 0.5 * v if k in ("f_auto_linear", "f_auto_quadratic") else v
+        for k, v in normal.params.items()
+    }
+    bad = psis_khat(jax.random.key(0), normal.guide, half, X, y, mask, num_samples=200)
+    assert bad.joint > 0.7 and "bad" in str(bad)
+
+
+@pytest.mark.parametrize("normal", ["full"], indirect=True)
+def test_compare_takes_cavities(normal):
+    X, y, mask = normal.args
+    results = {}
+    for name, variance in (("good", 1.3), ("small", 0.02)):  # sites do not depend on the kernel
+        params = {**normal.params, "variance_auto_loc": jnp.asarray(variance)}
+        results[name] = loo(normal.guide, params, X, y, mask, threshold=1.0)
+    table = az.compare(results)
+    assert list(table.index) == ["good", "small"] and list(table["rank"]) == [0, 1]
+    difference = np.sum(pointwise(results["good"]) - pointwise(results["small"]))
+    assert difference > 10
+    # ArviZ 1.x gives it with a minus sign and rounds.
+    assert abs(table.loc["small", "elpd_diff"]) == pytest.approx(difference, rel=0.1)
+
+
+# ---- other likelihoods, against refits of every point ----------------------------------------
+
+
+def refit_case(name):
+    rng = np.random.default_rng(0)
+    X = jnp.asarray(np.sort(rng.uniform(0.0, 1.0, 28)))
+    truth = jnp.asarray(np.sin(7.0 * X))
+    likelihood = {
+        "bernoulli": lambda f, g: dist.Bernoulli(logits=f),
+        "poisson": lambda f, g: dist.Poisson(jnp.exp(f)),
+        "two GPs": lambda f, g: dist.Normal(f, jnp.exp(g - 1.0)),
+    }[name]
+    y = likelihood(truth, 0.0).sample(jax.random.key(1)).astype(float)
+
+    def model(X, y=None, mask=True):
+        f = numpyro.sample("f", GP(kernels.RBF(0.3), X, mean=0.2))
+        g = 0.0
+        if name == "two GPs":
+            g = numpyro.sample("g", GP(0.3 * kernels.RBF(0.5), X))
+        numpyro.factor("slope", 0.1 * f.sum())  # stays when a point is left out
+        with numpyro.plate("data", X.shape[0]), handlers.mask(mask=mask):
+            numpyro.sample("y", likelihood(f, g), obs=y)
+
+    return model, likelihood, X, y
+
+
+@pytest.mark.parametrize("name", ["bernoulli", "poisson", "two GPs"])
+def test_loo_against_refits(name):
+    model, likelihood, X, y = refit_case(name)
+    n = len(X)
+    guide = AutoDualGaussian(model, inducing=X[::3], learn_inducing=False)
+    svi = TSVGP(model, guide, None, site_lr=0.7, e_steps=50)
+    start = svi.init(jax.random.key(0), X, y, jnp.ones(n, bool))
+
+    @jax.jit
+    def refit(mask):
+        params = svi.get_params(svi.update(start, X, y, mask)[0])
+        return params, guide.marginals(params, X, y, mask)
+
+    params, _ = refit(jnp.ones(n, bool))
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    weights = weights / weights.sum()
+    expected = []
+    for i in range(n):
+        _, q = refit(jnp.arange(n) != i)
+        f, g = (q[k].mean[i] + np.sqrt(q[k].variance[i]) * nodes if k in q else 0.0 for k in "fg")
+        if name == "two GPs":
+            f, g = f[:, None], g[None, :]
+            density = np.exp(likelihood(f, g).log_prob(y[i]))
+            expected.append(np.log(weights @ np.asarray(density) @ weights))
+        else:
+            expected.append(np.log(weights @ np.exp(likelihood(f, g).log_prob(y[i]))))
+    cavity = loo(guide, params, X, y, jnp.ones(n, bool))
+    refined = loo(guide, params, X, y, jnp.ones(n, bool), refine=3)
+    # The cavity holds the other sites, an error of second order in what the point moved: 0.02
+    # nats a point, and more at the most influential points of skewed likelihoods.
+    error = np.abs(pointwise(cavity) - expected)
+    assert error.mean() < 0.02
+    assert error.max() < {"bernoulli": 0.02, "poisson": 0.1, "two GPs": 0.2}[name]
+    # Three E-steps without each point leave little of it.
+    refined_error = np.abs(pointwise(refined) - expected)
+    assert refined_error.max() < min(0.2 * error.max(), 0.02)
+
+
+def test_independent_outputs_factorise():
+    """One row with several outputs: the log density of a row is the sum of theirs, not the log
+    of one integral over nodes that they share."""
+
+    def model(X, y=None):
+        with numpyro.plate("outputs", 3, dim=-1):
+            f = numpyro.sample("f", GP(kernels.Matern32(0.3), X, mean=MEAN, jitter=1e-13))
+        with numpyro.plate("data", X.shape[0], dim=-1), numpyro.plate("each", 3, dim=-2):
+            numpyro.sample("y", dist.Normal(f, NOISE), obs=y)
+
+    rng = np.random.default_rng(3)
+    X = jnp.asarray(np.sort(rng.uniform(0.0, 1.0, 15)))
+    y = jnp.asarray(rng.standard_normal((3, 15)))
+    guide = AutoDualGaussian(model, inducing=X[::3], learn_inducing=False)
+    svi = TSVGP(model, guide, None, site_lr=1.0)
+    state, _ = jax.jit(svi.update)(svi.init(jax.random.key(0), X, y), X, y)
+    elpd = pointwise(loo(guide, svi.get_params(state), X, y))
+    for i in (0, 6, 14):
+        expected = 0.0
+        for output in np.asarray(y):
+            q = dense(X[::3], X, output, left_out(i, 15), variance=1.0)
+            expected += norm.logpdf(output[i], q.mean[i], np.sqrt(q.variance[i] + NOISE**2))
+        assert elpd[i] == pytest.approx(expected, abs=1e-8)
+
+
+# ---- what cannot be left out -----------------------------------------------------------------
+
+
+def layout_of(model, *args):
+    guide = AutoDualGaussian(model, inducing=jnp.linspace(0.0, 1.0, 4), learn_inducing=False)
+    guide = whole(guide, args, {})
+    return find_layout(guide, guide.read({}, args, {}), args, {})
+
+
+def test_data_in_another_order_than_the_rows_are_refused():
+    def model(X, y):
+        f = numpyro.sample("f", GP(kernels.RBF(0.3), X))
+        numpyro.sample("y", dist.Normal(f[::-1], 0.3), obs=y)
+
+    with pytest.raises(ValueError, match="'y'.*in the order of the data"):
+        layout_of(model, jnp.linspace(0.0, 1.0, 9), jnp.zeros(9))
+
+
+def test_groups_of_data_at_one_row_are_refused():
+    def model(X, y):
+        f = numpyro.sample("f", GP(kernels.RBF(0.3), X))
+        numpyro.sample("y", dist.Normal(jnp.repeat(f, 2), 0.3), obs=y)
+
+    with pytest.raises(ValueError, match=r"shape \(18,\).*X\[group\] in place of f\[group\]"):
+        layout_of(model, jnp.linspace(0.0, 1.0, 9), jnp.zeros(18))
+
+
+def test_layouts():
+    def model(X, y, task):
+        with numpyro.plate("tasks", 2):
+            f = numpyro.sample("f", GP(kernels.RBF(0.3), X))
+        # One event of all data is taken apart; each point reads the function of its task.
+        chosen = f[task, jnp.arange(9)]
+        numpyro.sample("y", dist.Normal(chosen, 0.3).to_event(1), obs=y)
+
+    task = jnp.array([0, 1, 0, 1, 1, 0, 0, 1, 0])
+    layout = layout_of(model, jnp.linspace(0.0, 1.0, 9), jnp.zeros(9), task)
+    assert layout.groups == 2 and layout.axis == {"y": 0}
+    labels = layout.latent_group["f"]
+    np.testing.assert_array_equal(layout.term_group["y"][0], labels[np.asarray(task)])
+
+
+# ---- influence on real data, and calibration -------------------------------------------------
+
+
+def test_influence_finds_label_errors(banana):
+    def model(X, y=None):
+        f = numpyro.sample("f", GP(5.0 * kernels.RBF(0.8), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+
+    X, y = (jnp.asarray(x) for x in banana)
+    guide = AutoDualGaussian(model, inducing=X[::12], learn_inducing=False)
+    svi = TSVGP(model, guide, None, e_steps=20)
+    start = svi.init(jax.random.key(0), X, y)
+    update = jax.jit(svi.update)
+    clean = svi.get_params(update(start, X, y)[0])
+    p = jax.nn.sigmoid(guide.marginals(clean, X)["f"].mean)
+    # Errors that a model can see: labels of points it is sure about, far from the boundary.
+    sure = np.flatnonzero(np.abs(p - y) < 0.05)
+    planted = np.random.default_rng(0).choice(sure, 8, replace=False)
+    wrong = y.at[planted].set(1 - y[planted])
+    params = svi.get_params(update(start, X, wrong)[0])
+    found = influence(guide, params, X, wrong)
+    top = np.argsort(-found["influence"].values)[:20]  # 5% of 400
+    assert set(planted) <= set(top)
+    # The dual parameter alpha, how hard a point pulls, says so too.
+    top = np.argsort(-np.abs(found["f_alpha"].values))[:40]
+    assert set(planted) <= set(top)
+
+
+def test_simulation_based_calibration():
+    def model(X, y=None, weight=1.0):
+        f = numpyro.sample("f", GP(kernels.RBF(0.3), X))
+        with numpyro.plate("data", X.shape[0]), handlers.scale(scale=weight):
+            numpyro.sample("y", dist.Normal(f, NOISE), obs=y)
+
+    X = jnp.linspace(0.0, 1.0, 5)
+    guide = AutoDualGaussian(model, inducing=X, learn_inducing=False)
+    svi = TSVGP(model, guide, None, site_lr=1.0)
+    options = dict(num_simulations=200, num_steps=1, num_samples=99)
+    p_values = []
+    for weight in (1.0, 8.0):  # the exact posterior, and one that counts each point eight times
+        pit = sbc(jax.random.key(0), svi, X, jnp.zeros(5), weight, **options)
+        values = (pit["prior_sbc"] if ARVIZ_1 else pit.prior_sbc)["f"]
+        assert values.dims == ("chain", "draw", "data") and values.shape == (1, 200, 5)
+        p_values.append(kstest(values.values[0, :, 2], "uniform").pvalue)
+    assert p_values[0] > 0.01 and p_values[1] < 1e-3
+
+    def renamed(X, labels):
+        model(X, labels)
+
+    other = TSVGP(renamed, AutoDualGaussian(renamed, inducing=X), None)
+    with pytest.raises(ValueError, match="to_args"):
+        sbc(jax.random.key(0), other, X, jnp.zeros(5))
