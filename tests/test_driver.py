@@ -161,7 +161,7 @@ def test_a_fresh_object_needs_its_model_before_parameters():
     fresh = TSVGP(model, AutoDualGaussian(model, inducing=Z), None)
     with pytest.raises(RuntimeError, match="has not seen its model"):
         fresh.get_params(sites_only().start)
-    fresh.evaluate(sites_only().start, X, Y)
+    fresh.init(KEY, X, Y)
     assert fresh.get_params(sites_only().start)["lengthscale"] == pytest.approx(0.25)
 
 

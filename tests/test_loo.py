@@ -164,14 +164,16 @@ def test_draws_of_hyperparameters_are_weighted(normal):
     mcmc = SimpleNamespace(get_samples=lambda: {"variance": jnp.asarray(draws)})
     with pytest.warns(UserWarning, match="carry more than"):
         elpd = loo(normal.guide, normal.params, X, y, mask, mcmc=mcmc, num_hyper=400)
+    uncorrected = []
     for i in (0, 7, 15):
-        expected = total_mass - np.log(np.exp(log_prior + evidence(left_out(i, 24))).sum())
-        # The grid and the smoothing of the largest weights leave a few thousandths; the full
-        # posterior's weights, without correction, would be off by 0.02 at point 7.
+        without = evidence(left_out(i, 24))
+        expected = total_mass - np.log(np.exp(log_prior + without).sum())
+        # The grid and the smoothing of the largest weights leave a few thousandths.
         assert pointwise(elpd)[i] == pytest.approx(expected, abs=0.005)
+        uncorrected.append(np.log(weights @ np.exp(full - without)) - expected)
+    assert np.max(np.abs(uncorrected)) > 0.01  # so the weights are needed
     assert elpd["pareto_k"].shape == (24,) and np.all(elpd["pareto_k"][:-1] < 0.7)
     assert elpd["n_samples"] == 400
-    assert np.isfinite(full).all()
     # The effective number of parameters counts those of f, which importance sampling over the
     # hyperparameter alone does not see.
     assert 4 < float(elpd["p" if ARVIZ_1 else "p_loo"]) < 12
@@ -186,12 +188,12 @@ def test_importance_weights_of_an_exact_posterior_are_the_evidence(normal):
     # The draws carry the jitter that the singular covariance of f given u needs, 1e-10 or so.
     np.testing.assert_allclose(khat.log_weights, evidence, atol=1e-3)
     assert khat.hyperparameters is None and "points" in str(khat)
-    # A posterior with half of each site is not the model's.
-    half = {
-        k: 0.5 * v if k in ("f_auto_linear", "f_auto_quadratic") else v
+    # Counting each site four times leaves a posterior too narrow to cover the model's.
+    narrow = {
+        k: 4.0 * v if k in ("f_auto_linear", "f_auto_quadratic") else v
         for k, v in normal.params.items()
     }
-    bad = psis_khat(jax.random.key(0), normal.guide, half, X, y, mask, num_samples=200)
+    bad = psis_khat(jax.random.key(0), normal.guide, narrow, X, y, mask, num_samples=200)
     assert bad.joint > 0.7 and "bad" in str(bad)
 
 
@@ -263,13 +265,14 @@ def test_loo_against_refits(name):
         else:
             expected.append(np.log(weights @ np.exp(likelihood(f, g).log_prob(y[i]))))
     cavity = loo(guide, params, X, y, jnp.ones(n, bool))
-    refined = loo(guide, params, X, y, jnp.ones(n, bool), refine=3)
+    steps = 8 if name == "two GPs" else 3  # coupled sites settle more slowly
+    refined = loo(guide, params, X, y, jnp.ones(n, bool), refine=steps)
     # The cavity holds the other sites, an error of second order in what the point moved: 0.02
     # nats a point, and more at the most influential points of skewed likelihoods.
     error = np.abs(pointwise(cavity) - expected)
     assert error.mean() < 0.02
     assert error.max() < {"bernoulli": 0.02, "poisson": 0.1, "two GPs": 0.2}[name]
-    # Three E-steps without each point leave little of it.
+    # A few E-steps without each point leave little of it.
     refined_error = np.abs(pointwise(refined) - expected)
     assert refined_error.max() < min(0.2 * error.max(), 0.02)
 

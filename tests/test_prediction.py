@@ -160,8 +160,9 @@ def test_parallel_predictive_draws_the_same():
         predictive = Predictive(model, guide=guide, params=params, num_samples=7, parallel=parallel)
         return predictive(jax.random.key(3), X_NEW)
 
-    for name, value in draw(False).items():
-        np.testing.assert_allclose(value, draw(True)[name], rtol=1e-10)
+    one_by_one, side_by_side = draw(False), draw(True)
+    for name, value in one_by_one.items():
+        np.testing.assert_allclose(value, side_by_side[name], rtol=1e-10)
 
 
 # ---- variational hyperparameters -------------------------------------------------------------
