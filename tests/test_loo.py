@@ -208,8 +208,9 @@ def test_compare_takes_cavities(normal):
     assert list(table.index) == ["good", "small"] and list(table["rank"]) == [0, 1]
     difference = np.sum(pointwise(results["good"]) - pointwise(results["small"]))
     assert difference > 10
-    # ArviZ 1.x gives it with a minus sign and rounds.
-    assert abs(table.loc["small", "elpd_diff"]) == pytest.approx(difference, rel=0.1)
+    # ArviZ 1.x gives it with a minus sign and rounds to what its error leaves significant.
+    tolerance = 0.25 if ARVIZ_1 else 1e-6
+    assert abs(table.loc["small", "elpd_diff"]) == pytest.approx(difference, rel=tolerance)
 
 
 # ---- other likelihoods, against refits of every point ----------------------------------------
