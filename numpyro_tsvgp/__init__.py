@@ -10,6 +10,7 @@ from numpyro_tsvgp.checkpoint import load, save
 from numpyro_tsvgp.distributions import GP
 from numpyro_tsvgp.guide import AutoDualGaussian
 from numpyro_tsvgp.loop import FitError, TSVGPRunResult, TSVGPState
+from numpyro_tsvgp.qsvgp import QSVGP, AutoMomentGaussian
 from numpyro_tsvgp.svi import TSVGP
 
 if TYPE_CHECKING:
@@ -24,8 +25,10 @@ except PackageNotFoundError:  # imported from a source tree that is not installe
 
 __all__ = [
     "GP",
+    "QSVGP",
     "TSVGP",
     "AutoDualGaussian",
+    "AutoMomentGaussian",
     "FitError",
     "TSVGPRunResult",
     "TSVGPState",

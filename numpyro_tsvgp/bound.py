@@ -16,7 +16,7 @@ import numpyro
 from jax import Array
 from numpyro import handlers
 
-from numpyro_tsvgp import posterior, sites
+from numpyro_tsvgp import moments, posterior, sites
 from numpyro_tsvgp.expectations import (
     Marginals,
     Rule,
@@ -26,20 +26,30 @@ from numpyro_tsvgp.expectations import (
 )
 from numpyro_tsvgp.extract import GPSite, Reading, log_likelihood, read
 from numpyro_tsvgp.guide import AutoDualGaussian, Params
-from numpyro_tsvgp.sites import Features, PointSites, Posterior, Prior, TiedSites
+from numpyro_tsvgp.moments import Moments, Natural, WhitenedMoments
+from numpyro_tsvgp.posterior import Sites
+from numpyro_tsvgp.sites import Features, PointSites, Posterior, Prior, TiedSites, Whitened
 
 __all__ = ["collapse", "collapsed_model", "update_sites"]
+
+
+_Carried = TiedSites | PointSites | Natural
 
 
 class Data(NamedTuple):
     """One GP at its training inputs and the current hyperparameters."""
 
     site: GPSite
-    sites: TiedSites | PointSites
+    sites: Sites
     prior: Prior
     features: Features
     inducing: Array
     shift: Array | None
+
+    def posterior(self) -> Posterior:
+        if isinstance(self.sites, Moments | WhitenedMoments):
+            return moments.posterior(self.sites, self.prior)
+        return sites.posterior(sites.whiten(self.sites, self.prior, self.features, self.shift))
 
 
 def _at_data(guide: AutoDualGaussian, reading: Reading, params: Params) -> dict[str, Data]:
@@ -104,8 +114,7 @@ def collapsed_model(
         kl: Any = 0.0
         marginals = {}
         for name, data in _at_data(guide, reading, params).items():
-            whitened = sites.whiten(data.sites, data.prior, data.features, data.shift)
-            q = sites.posterior(whitened)
+            q = data.posterior()
             mean, variance = sites.marginals(q, data.features)
             marginals[name] = Marginals(mean + data.site.loc, variance)
             kl = kl + sites.kl_divergence(q)
@@ -211,30 +220,19 @@ def update_sites(
     axes = guide.structure.axes
     data = _at_data(guide, reading, params)
 
-    # Tied sites move to the coordinates of the current prior once, before the first update.
-    start: dict[str, TiedSites | PointSites] = {}
-    for name, d in data.items():
-        value = d.sites
-        if isinstance(value, TiedSites):
-            anchor = None if value.anchor is None else d.inducing
-            moved = sites.whiten(value, d.prior, None, d.shift)
-            value = TiedSites(*moved, d.prior.inverse, anchor)
-        start[name] = value
-
-    def posteriors(current: Mapping[str, TiedSites | PointSites]) -> dict[str, Posterior]:
+    def posteriors(current: Mapping[str, _Carried]) -> dict[str, Posterior]:
         out = {}
         for name, d in data.items():
             value = current[name]
-            if isinstance(value, TiedSites):  # already in the coordinates of this prior
-                whitened = sites.Whitened(value.linear, value.quadratic)
+            if isinstance(value, Natural):
+                out[name] = moments.posterior_of_natural(value)
+            elif isinstance(value, TiedSites):  # already in the coordinates of this prior
+                out[name] = sites.posterior(Whitened(value.linear, value.quadratic))
             else:
-                whitened = sites.whiten(value, d.prior, d.features)
-            out[name] = sites.posterior(whitened)
+                out[name] = sites.posterior(sites.whiten(value, d.prior, d.features))
         return out
 
-    def step(
-        _: Any, carry: tuple[dict[str, TiedSites | PointSites], Array]
-    ) -> tuple[dict[str, TiedSites | PointSites], Array]:
+    def step(_: Any, carry: tuple[dict[str, _Carried], Array]) -> tuple[dict[str, _Carried], Array]:
         current, floored = carry
         qs = posteriors(current)
         centred = {name: sites.marginals(qs[name], d.features) for name, d in data.items()}
@@ -243,10 +241,12 @@ def update_sites(
             for name, d in data.items()
         }
         _, gradients = site_gradients(likelihood, marginals, axes, nodes, weights)
-        new: dict[str, TiedSites | PointSites] = {}
+        new: dict[str, _Carried] = {}
         for name, d in data.items():
             value, gradient = current[name], gradients[name]
-            if curvature == "riemannian":
+            if isinstance(value, Natural):
+                new[name] = moments.step(value, gradient, qs[name], d.features, rate, curvature)
+            elif curvature == "riemannian":
                 assert isinstance(value, TiedSites)  # checked by the driver
                 new[name] = sites.blend_riemannian(value, gradient, qs[name], d.features, rate)
             else:
@@ -255,7 +255,30 @@ def update_sites(
             floored = floored + sites.count_floored(qs[name], d.features)
         return new, floored
 
-    carry = start, jnp.zeros((), int)
+    # To the coordinates of the current prior once, before the first update, and back at the end.
+    carry = {name: _start(d) for name, d in data.items()}, jnp.zeros((), int)
     final, floored = step(0, carry) if steps == 1 else jax.lax.fori_loop(0, steps, step, carry)
-    packed = {k: v for name, value in final.items() for k, v in guide.pack(name, value).items()}
+    packed: dict[str, Array] = {}
+    for name, value in final.items():
+        packed |= guide.pack(name, _finish(value, data[name]))
     return packed, floored
+
+
+def _start(data: Data) -> _Carried:
+    """What a run of updates carries from one to the next."""
+    value = data.sites
+    if isinstance(value, Moments | WhitenedMoments):
+        return moments.natural(moments.posterior(value, data.prior))
+    if isinstance(value, TiedSites):
+        anchor = None if value.anchor is None else data.inducing
+        moved = sites.whiten(value, data.prior, None, data.shift)
+        return TiedSites(*moved, data.prior.inverse, anchor)
+    return value
+
+
+def _finish(value: _Carried, data: Data) -> Sites:
+    """What is kept of it."""
+    if not isinstance(value, Natural):
+        return value
+    q = moments.posterior_of_natural(value)
+    return moments.moments(q, data.prior, whiten=isinstance(data.sites, WhitenedMoments))

@@ -15,7 +15,7 @@ from jax import Array, lax
 from numpyro import handlers
 from numpyro.infer.util import log_density
 
-from numpyro_tsvgp import arviz_versions, extract, posterior, sites
+from numpyro_tsvgp import arviz_versions, extract, posterior
 from numpyro_tsvgp.bound import collapsed_model
 from numpyro_tsvgp.guide import AutoDualGaussian, Params
 from numpyro_tsvgp.naming import shape_of
@@ -125,13 +125,12 @@ def psis_khat(
             eps, rest = noise[name]  # (latents, m) and (latents, n)
             fitted = guide.unpack(name, params)
             prior = posterior.prior(site, fitted)
-            q = sites.posterior(posterior.whitened(site, fitted, prior))
+            q = posterior.inducing_values(site, fitted, prior)
             joint = posterior.joint(site, fitted)
             f = joint.from_noise(site.unflatten(eps), site.unflatten(rest))
             values[name] = f.reshape(site.latents, site.rows)
             s = q.mean + jnp.einsum("pij,pi->pj", q.inverse, eps)
-            log_det = jnp.log(jnp.diagonal(q.chol, axis1=-2, axis2=-1)).sum()
-            total = total + 0.5 * ((eps**2).sum() - (s**2).sum()) - log_det
+            total = total + 0.5 * ((eps**2).sum() - (s**2).sum()) - q.half_log_det.sum()
         return total + extract.log_likelihood(guide.model, reading, args, kwargs)(values)
 
     def one(given: Any, key: Array, noise: Params) -> tuple[Array, Array]:

@@ -157,7 +157,7 @@ def marginals_at_data(site: GPSite, fitted: Fitted) -> tuple[Marginals, Array, s
       The marginals, the part of their variance that sites move, and the whitened posterior.
     """
     prior = posterior.prior(site, fitted)
-    q = sites.posterior(posterior.whitened(site, fitted, prior))
+    q = posterior.inducing_values(site, fitted, prior)
 
     def at(features: sites.Features) -> tuple[Array, Array, Array]:
         mean, variance = sites.marginals(q, features)

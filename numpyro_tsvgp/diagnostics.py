@@ -275,7 +275,7 @@ def _deltas(frame: Frame, given: Given, at: Mapping[str, AtData]) -> dict[str, A
     for name, site in frame.read(given)[0].gps.items():
         fitted = frame.guide.unpack(name, given.params)
         prior = posterior.prior(site, fitted)
-        q = sites.posterior(posterior.whitened(site, fitted, prior))
+        q = posterior.inducing_values(site, fitted, prior)
         w = posterior.training_features(site, fitted, prior, site.gp.X).w
         moved = prior.chol @ (q.inverse.mT @ sites._project(q.inverse, w))  # (p, m, n)
         out[name] = -(moved * (at[name].alpha / (1 - at[name].leverage))[:, None, :]).mT

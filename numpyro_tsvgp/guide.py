@@ -21,7 +21,7 @@ from numpyro_tsvgp.checks import Structure, check_inducing, describe, inspect
 from numpyro_tsvgp.distributions import GPPosterior, as_inputs
 from numpyro_tsvgp.expectations import Marginals
 from numpyro_tsvgp.extract import GPSite, Reading
-from numpyro_tsvgp.posterior import Fitted
+from numpyro_tsvgp.posterior import Fitted, Sites
 from numpyro_tsvgp.sites import PointSites, TiedSites
 
 __all__ = ["AutoDualGaussian"]
@@ -80,6 +80,8 @@ class AutoDualGaussian(AutoGuide):
       V. Adam, P. E. Chang, M. E. Khan, A. Solin, *Dual parameterization of sparse variational
       Gaussian processes*, NeurIPS 2021.
     """
+
+    keeps_sites = True  # and not moments
 
     def __init__(
         self,
@@ -249,7 +251,7 @@ class AutoDualGaussian(AutoGuide):
         tied = TiedSites(get("linear"), get("quadratic"), get("inverse"), get("anchor"))
         return Fitted(get("inducing"), tied, None)
 
-    def pack(self, name: str, sites: TiedSites | PointSites) -> dict[str, Array]:
+    def pack(self, name: str, sites: Sites) -> dict[str, Array]:
         """Parameters by name that hold the sites of one GP."""
         fields = {what: value for what, value in sites._asdict().items() if value is not None}
         return {self._name(name, what): value for what, value in fields.items()}

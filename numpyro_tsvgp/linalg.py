@@ -94,14 +94,19 @@ def _one_at_a_time(function: Any) -> Any:
     return batched
 
 
+def _invert(chol: Array) -> Array:
+    identity = jnp.eye(chol.shape[-1], dtype=chol.dtype)
+    return solve_triangular(chol, identity, lower=True)
+
+
 def _factor(matrix: Array) -> tuple[Array, Array]:
     chol = jnp.linalg.cholesky(matrix, symmetrize_input=False)
-    identity = jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
-    return chol, solve_triangular(chol, identity, lower=True)
+    return chol, _invert(chol)
 
 
 _cholesky = _one_at_a_time(lambda matrix: jnp.linalg.cholesky(matrix, symmetrize_input=False))
 _cholesky_and_inverse = _one_at_a_time(_factor)
+_triangular_inverse = _one_at_a_time(_invert)
 
 
 def _phi(matrix: Array) -> Array:
@@ -173,6 +178,25 @@ def _cholesky_and_inverse_jvp(
     chol, inverse = cholesky_and_inverse(primals[0])
     phi = _phi(inverse @ tangents[0] @ inverse.mT)
     return (chol, inverse), (chol @ phi, -phi @ inverse)
+
+
+@jax.custom_jvp
+def triangular_inverse(matrix: Array) -> Array:
+    """Inverse of each lower triangular matrix.
+
+    Args:
+      matrix: lower triangular matrices, shape ``(..., n, n)``.
+
+    Returns:
+      The inverses, shape ``(..., n, n)``.
+    """
+    return _triangular_inverse(matrix)
+
+
+@triangular_inverse.defjvp
+def _triangular_inverse_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    inverse = triangular_inverse(primals[0])
+    return inverse, -inverse @ tangents[0] @ inverse
 
 
 def cholesky_of_residual(matrix: Array, scale: Array, jitter: Any = None) -> Array:

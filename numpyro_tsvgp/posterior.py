@@ -9,14 +9,28 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_tsvgp import sites
+from numpyro_tsvgp import moments, sites
 from numpyro_tsvgp.distributions import GPPosterior
 from numpyro_tsvgp.expectations import Marginals
 from numpyro_tsvgp.extract import GPSite
 from numpyro_tsvgp.linalg import cholesky_of_residual
+from numpyro_tsvgp.moments import Moments, WhitenedMoments
 from numpyro_tsvgp.sites import Features, PointSites, Posterior, Prior, TiedSites, Whitened
 
-__all__ = ["Fitted", "dual_parameters", "joint", "marginals", "prior", "training_features"]
+__all__ = [
+    "Fitted",
+    "Sites",
+    "dual_parameters",
+    "inducing_values",
+    "joint",
+    "marginals",
+    "prior",
+    "training_features",
+    "without_data",
+]
+
+Sites = TiedSites | PointSites | Moments | WhitenedMoments
+"""What a guide keeps of one GP."""
 
 # Numbers held at once when marginals are computed at many inputs: latents * m * rows.
 _CHUNK_ELEMENTS = 2**22
@@ -26,11 +40,12 @@ class Fitted(NamedTuple):
     """The parameters of one GP: inducing inputs, sites, and training inputs where needed.
 
     Without inducing inputs (t-VGP) every training input is one: ``inducing`` holds the training
-    inputs and ``inputs`` is None. Tied sites need no training inputs either.
+    inputs and ``inputs`` is None. Tied sites need no training inputs either, nor do moments,
+    which take the place of sites in q-SVGP.
     """
 
     inducing: Array
-    sites: TiedSites | PointSites
+    sites: Sites
     inputs: Array | None
 
     @property
@@ -63,15 +78,36 @@ def anchor_shift(site: GPSite, fitted: Fitted) -> Array | None:
 
 def whitened(site: GPSite, fitted: Fitted, prior: Prior) -> Whitened:
     """The sums over sites in the coordinates of the prior, wherever ``site`` has its inputs."""
+    if isinstance(fitted.sites, Moments | WhitenedMoments):  # sites that would give them
+        linear, quadratic = moments.natural(moments.posterior(fitted.sites, prior))
+        identity = jnp.eye(linear.shape[-1], dtype=linear.dtype)
+        return Whitened(linear, -2.0 * quadratic - identity)
     training = None
     if isinstance(fitted.sites, PointSites):
         training = training_features(site, fitted, prior, fitted.inputs)
     return sites.whiten(fitted.sites, prior, training, anchor_shift(site, fitted))
 
 
+def inducing_values(site: GPSite, fitted: Fitted, prior: Prior) -> Posterior:
+    """The whitened posterior of the inducing values, wherever ``site`` has its inputs."""
+    if isinstance(fitted.sites, Moments | WhitenedMoments):
+        return moments.posterior(fitted.sites, prior)
+    return sites.posterior(whitened(site, fitted, prior))
+
+
+def without_data(fitted: Fitted) -> Fitted:
+    """The same GP with sites of zero, whose posterior is the prior."""
+    value = fitted.sites
+    if isinstance(value, Moments | WhitenedMoments):
+        identity = jnp.eye(value.loc.shape[-1], dtype=value.loc.dtype)[None]
+        value = TiedSites(value.loc, value.scale_tril, identity)
+    linear, quadratic = jnp.zeros_like(value.linear), jnp.zeros_like(value.quadratic)
+    return fitted._replace(sites=value._replace(linear=linear, quadratic=quadratic))
+
+
 def _posterior(site: GPSite, fitted: Fitted) -> tuple[Prior, Posterior]:
     p = prior(site, fitted)
-    return p, sites.posterior(whitened(site, fitted, p))
+    return p, inducing_values(site, fitted, p)
 
 
 @jax.jit

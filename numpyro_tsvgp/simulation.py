@@ -167,8 +167,7 @@ def _draw_gps(settings: _Settings, given: _Given, noise: Mapping[str, Noise]) ->
     for name, site in guide.read(given.params, given.args, given.kwargs, given.hyper).gps.items():
         fitted = guide.unpack(name, given.params)
         if settings.of_prior:  # with sites of zero the posterior is the prior
-            zeros = {k: jnp.zeros_like(getattr(fitted.sites, k)) for k in ("linear", "quadratic")}
-            fitted = fitted._replace(sites=fitted.sites._replace(**zeros))
+            fitted = posterior.without_data(fitted)
         sampler = _draw_jointly if settings.joint else _draw_through_inducing
         out[name] = sampler(site, fitted, noise[name])
     return out
@@ -257,7 +256,7 @@ def _draw_jointly(site: GPSite, fitted: Fitted, noise: Noise) -> Array:
 def _draw_through_inducing(site: GPSite, fitted: Fitted, noise: Noise) -> Array:
     """Draws whose values are independent given the inducing values, in chunks of rows."""
     prior = posterior.prior(site, fitted)
-    q = sites.posterior(posterior.whitened(site, fitted, prior))
+    q = posterior.inducing_values(site, fitted, prior)
     s = q.mean + jnp.einsum("pij,...pi->...pj", q.inverse, noise.inducing)
     X, n = site.gp.X, site.rows
     chunk = min(max(_CHUNK_ELEMENTS // (q.mean.size + s.size), 256), n)

@@ -95,11 +95,11 @@ class Whitened(NamedTuple):
 
 
 class Posterior(NamedTuple):
-    """Whitened posterior: mean ``B^-1 xi``, and the factor ``C`` of ``B`` with its inverse."""
+    """Whitened posterior: mean ``B^-1 xi``, and the inverse of a factor ``C`` of ``B = C C^T``."""
 
     mean: Array  # (p, m)
-    chol: Array  # (p, m, m)
-    inverse: Array  # (p, m, m)
+    inverse: Array  # (p, m, m), triangular
+    half_log_det: Array  # (p,), that of B: sum_j log |C_jj|
 
 
 def prior(kernel: Any, inducing: Array, jitter: Any = None) -> Prior:
@@ -290,12 +290,13 @@ def posterior(whitened: Whitened) -> Posterior:
       whitened: the sums over sites in the coordinates of the current prior.
 
     Returns:
-      The mean, the factor C and its inverse.
+      The mean, the inverse of C and half the log determinant of B.
     """
     identity = jnp.eye(whitened.gram.shape[-1], dtype=whitened.gram.dtype)
     chol, inverse = cholesky_and_inverse(identity + whitened.gram)
     half = jnp.einsum("pij,pj->pi", inverse, whitened.xi)
-    return Posterior(jnp.einsum("pij,pi->pj", inverse, half), chol, inverse)
+    log_det = jnp.log(jnp.diagonal(chol, axis1=-2, axis2=-1)).sum(-1)
+    return Posterior(jnp.einsum("pij,pi->pj", inverse, half), inverse, log_det)
 
 
 def means(q: Posterior, at: Features) -> Array:
@@ -358,5 +359,4 @@ def kl_divergence(q: Posterior) -> Array:
     """
     p, m = q.mean.shape
     trace = (q.inverse**2).sum()
-    log_det = jnp.log(jnp.diagonal(q.chol, axis1=-2, axis2=-1)).sum()
-    return 0.5 * (trace - p * m + (q.mean**2).sum()) + log_det
+    return 0.5 * (trace - p * m + (q.mean**2).sum()) + q.half_log_det.sum()

@@ -26,7 +26,6 @@ from numpyro_tsvgp.guide import AutoDualGaussian
 from numpyro_tsvgp.linalg import blas_threads
 from numpyro_tsvgp.loop import TSVGPRunResult, TSVGPState, all_finite, run_steps
 from numpyro_tsvgp.optim import as_optimizer
-from numpyro_tsvgp.sites import posterior as posterior_of
 
 __all__ = ["TSVGP"]
 
@@ -102,11 +101,7 @@ class TSVGP:
         quadrature: int | Rule | None = None,
         curvature: str = "clip",
     ) -> None:
-        if not isinstance(guide, AutoDualGaussian):
-            raise TypeError(
-                f"TSVGP needs an AutoDualGaussian guide, got {type(guide).__name__}. For other "
-                "guides use numpyro.infer.SVI."
-            )
+        self._check_guide(guide)
         if guide.model is not model:
             raise ValueError("The guide was made for another model; pass the same model to both.")
         if e_steps < 1 or m_steps < 1:
@@ -131,6 +126,19 @@ class TSVGP:
             GaussHermite(quadrature) if isinstance(quadrature, int) else quadrature
         )
         self._transforms: dict[str, Any] | None = None
+
+    @staticmethod
+    def _check_guide(guide: Any) -> None:
+        if not isinstance(guide, AutoDualGaussian):
+            raise TypeError(
+                f"TSVGP needs an AutoDualGaussian guide, got {type(guide).__name__}. For other "
+                "guides use numpyro.infer.SVI."
+            )
+        if not guide.keeps_sites:
+            raise TypeError(
+                f"TSVGP needs a guide that keeps sites, such as AutoDualGaussian, got "
+                f"{type(guide).__name__}, which keeps moments. Fit that with QSVGP."
+            )
 
     # ---- state -------------------------------------------------------------------------------
 
@@ -197,7 +205,7 @@ class TSVGP:
         params |= {
             k: jnp.asarray(v, jnp.result_type(params[k])) for k, v in (init_params or {}).items()
         }
-        fixed = {k: v for k, v in params.items() if self.guide.is_fixed(k)}
+        fixed = {k: v for k, v in params.items() if self._is_fixed(k)}
         free = {k: v for k, v in params.items() if k not in fixed}
         free = transform_fn(self._transforms, free, invert=True)
         # Weak types would make the second update compile anew.
@@ -209,6 +217,10 @@ class TSVGP:
         check_rate(self, state, 1)
         check_priors(self, state, args, kwargs)
         return state
+
+    def _is_fixed(self, key: str) -> bool:
+        """Whether a parameter is not one of the optimizer's."""
+        return self.guide.is_fixed(key)
 
     def _free(self, optim_state: Any) -> dict[str, Any]:
         return optim_state if self.optim is None else self.optim.get_params(optim_state)
@@ -338,7 +350,7 @@ class TSVGP:
             prior = posterior.prior(site, fitted)
             factors.append(prior)
             if self.curvature == "riemannian":  # clipped curvature is positive under any prior
-                factors.append(posterior_of(posterior.whitened(site, fitted, prior)))
+                factors.append(posterior.inducing_values(site, fitted, prior))
         return all_finite((state.optim_state, params, factors))
 
     def stable_update(
@@ -434,7 +446,9 @@ class TSVGP:
         method = self.stable_update if stable_update else self.update
         step = jax.jit(lambda state, args, kwargs: method(state, *args, **kwargs))
         usable = jax.jit(self._usable)
-        largest = max(x.shape[-1] for x in jax.tree.leaves(state.sites))
+        params = self.get_params(state)
+        gps = self.guide.structure.gps
+        largest = max(self.guide.unpack(name, params).inducing.shape[0] for name in gps)
         with blas_threads(largest):
             return run_steps(
                 lambda state: step(state, args, kwargs),
