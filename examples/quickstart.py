@@ -6,27 +6,26 @@ Writes ``quickstart.png`` (or the file given with ``--output``): the fitted prob
 what the posterior is unsure about, and the loss.
 """
 
-import argparse
-from pathlib import Path
-
+# %% Imports
 import arviz as az
 import jax
 import jax.numpy as jnp
-import matplotlib
+import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+from _common import load, options, save
 from numpyro.infer import Predictive
 
 from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, inducing, kernels, loo, to_arviz
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
 jax.config.update("jax_enable_x64", True)
+args = options("quickstart", __doc__)
+steps, draws, side = (3, 10, 10) if args.quick else (200, 500, 60)
 
 
+# %% The model: plain NumPyro, with one new word
 def model(X, y=None):
     variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
@@ -35,60 +34,50 @@ def model(X, y=None):
         numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a few steps only, for tests")
-    parser.add_argument("--output", type=Path, default=Path("quickstart.png"))
-    args = parser.parse_args()
-    steps, draws, side = (5, 20, 10) if args.quick else (200, 500, 60)
+# %% The data: 400 points in the plane, of two classes
+x1, x2, y = load("banana.csv")
+X = np.stack([x1, x2], axis=1)
 
-    data = np.loadtxt(Path(__file__).parent / "data" / "banana.csv", delimiter=",", skiprows=1)
-    X, y = data[:, :2], data[:, 2]
+# %% The fit: a guide with 32 inducing inputs, and 200 EM iterations
+guide = AutoDualGaussian(model, inducing=inducing.kmeans(jax.random.key(0), X, 32))
+svi = TSVGP(model, guide, optax.adam(0.1))
+result = svi.run(jax.random.key(1), steps, X, y)
 
-    # The fit: a guide with 32 inducing inputs, and 200 EM iterations.
-    guide = AutoDualGaussian(model, inducing=inducing.kmeans(jax.random.key(0), X, 32))
-    svi = TSVGP(model, guide, optax.adam(0.1))
-    result = svi.run(jax.random.key(1), steps, X, y)
+# %% ArviZ: a summary, and the leave-one-out score, from the sites without refitting
+idata = to_arviz(jax.random.key(2), guide, result.params, X, y, num_samples=draws)
+print(az.summary(idata, var_names=["variance", "lengthscale"], kind="stats"))
+print(loo(guide, result.params, X, y))
+probability = np.asarray(idata["posterior_predictive"]["y"].mean(("chain", "draw")))
+print(f"training accuracy: {np.mean((probability > 0.5) == y):.3f}")
 
-    # ArviZ: a summary, and the leave-one-out score, which comes from the sites without refitting.
-    idata = to_arviz(jax.random.key(2), guide, result.params, X, y, num_samples=draws)
-    print(az.summary(idata, var_names=["variance", "lengthscale"], kind="stats"))
-    print(loo(guide, result.params, X, y))
-    probability = np.asarray(idata["posterior_predictive"]["y"].mean(("chain", "draw")))
-    print(f"training accuracy: {np.mean((probability > 0.5) == y):.3f}")
+# %% The posterior at new inputs: a grid
+axis = [np.linspace(X[:, i].min() - 0.5, X[:, i].max() + 0.5, side) for i in range(2)]
+grid = np.stack(np.meshgrid(*axis), -1)
+f = guide.marginals(result.params, grid.reshape(-1, 2))["f"]
+predict = Predictive(model, guide=guide, params=result.params, num_samples=draws)
+y_new = predict(jax.random.key(3), grid.reshape(-1, 2)[::7])["y"]
+print(f"predictive draws at new inputs: {y_new.shape}")
 
-    # The posterior at new inputs: a grid.
-    axis = [np.linspace(X[:, i].min() - 0.5, X[:, i].max() + 0.5, side) for i in range(2)]
-    grid = np.stack(np.meshgrid(*axis), -1)
-    f = guide.marginals(result.params, grid.reshape(-1, 2))["f"]
-    predict = Predictive(model, guide=guide, params=result.params, num_samples=draws)
-    y_new = predict(jax.random.key(3), grid.reshape(-1, 2)[::7])["y"]
-    print(f"predictive draws at new inputs: {y_new.shape}")
+# %% [markdown]
+# E[sigmoid(f)] by the probit approximation, good to a percent and smooth to look at.
 
-    # E[sigmoid(f)] by the probit approximation, good to a percent and smooth to look at.
-    surface = jax.nn.sigmoid(f.mean / jnp.sqrt(1 + jnp.pi / 8 * f.variance))
-    fig, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
-    Z = np.asarray(result.params["f_auto_inducing"])
-    panels = (
-        (surface, "probability of class 1", "RdBu_r", np.linspace(0, 1, 21)),
-        (jnp.sqrt(f.variance), "posterior standard deviation of f", "viridis", 20),
-    )
-    for ax, (values, title, cmap, levels) in zip(axes, panels, strict=False):
-        filled = ax.contourf(
-            *axis, np.asarray(values).reshape(side, side), levels=levels, cmap=cmap
-        )
-        fig.colorbar(filled, ax=ax)
-        ax.scatter(*X[y == 0].T, s=8, c="tab:blue", edgecolors="white", linewidths=0.3)
-        ax.scatter(*X[y == 1].T, s=8, c="tab:red", edgecolors="white", linewidths=0.3)
-        ax.set(title=title, xlabel="$x_1$", ylabel="$x_2$")
-    axes[0].contour(*axis, np.asarray(surface).reshape(side, side), levels=[0.5], colors="black")
-    axes[1].scatter(*Z.T, s=25, c="white", marker="x", label="inducing inputs")
-    axes[1].legend(loc="upper right", facecolor="dimgray", labelcolor="white")
-    axes[2].plot(np.arange(1, steps + 1), result.losses)
-    axes[2].set(title="loss: minus bound and log prior", xlabel="EM iteration", xscale="log")
-    fig.savefig(args.output, dpi=110)
-    print(f"wrote {args.output}")
-
-
-if __name__ == "__main__":
-    main()
+# %% A picture
+surface = jax.nn.sigmoid(f.mean / jnp.sqrt(1 + jnp.pi / 8 * f.variance))
+fig, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+Z = np.asarray(result.params["f_auto_inducing"])
+panels = (
+    (surface, "probability of class 1", "RdBu_r", np.linspace(0, 1, 21)),
+    (jnp.sqrt(f.variance), "posterior standard deviation of f", "viridis", 20),
+)
+for ax, (values, title, cmap, levels) in zip(axes, panels, strict=False):
+    filled = ax.contourf(*axis, np.asarray(values).reshape(side, side), levels=levels, cmap=cmap)
+    fig.colorbar(filled, ax=ax)
+    ax.scatter(*X[y == 0].T, s=8, c="tab:blue", edgecolors="white", linewidths=0.3)
+    ax.scatter(*X[y == 1].T, s=8, c="tab:red", edgecolors="white", linewidths=0.3)
+    ax.set(title=title, xlabel="$x_1$", ylabel="$x_2$")
+axes[0].contour(*axis, np.asarray(surface).reshape(side, side), levels=[0.5], colors="black")
+axes[1].scatter(*Z.T, s=25, c="white", marker="x", label="inducing inputs")
+axes[1].legend(loc="upper right", facecolor="dimgray", labelcolor="white")
+axes[2].plot(np.arange(1, steps + 1), result.losses)
+axes[2].set(title="loss: minus bound and log prior", xlabel="EM iteration", xscale="log")
+save(fig, args.output)

@@ -1,0 +1,55 @@
+"""Every example runs in its quick form and leaves a picture.
+
+They run in this process: importing JAX anew for each would take longer than most of them.
+"""
+
+import runpy
+import struct
+import sys
+import warnings
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SCRIPTS = sorted(path for path in EXAMPLES.glob("*.py") if not path.name.startswith("_"))
+
+
+def test_there_are_examples():
+    assert len(SCRIPTS) >= 12
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_example(script, tmp_path, monkeypatch, capsys):
+    picture = tmp_path / "picture.png"
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(script), "--quick", "--output", str(picture)])
+    try:
+        with warnings.catch_warnings():  # fits of three steps may be told so
+            warnings.simplefilter("ignore", UserWarning)
+            runpy.run_path(str(script), run_name="__main__")
+    finally:
+        plt.close("all")
+    header = picture.read_bytes()[:24]
+    assert header[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", header[16:24])
+    assert width > 500 and height > 300
+    assert sorted(path.name for path in tmp_path.iterdir()) == [picture.name]
+
+
+def test_every_example_says_how_to_run_it():
+    for script in SCRIPTS:
+        text = script.read_text()
+        assert f"python examples/{script.name}" in text, script.name
+        assert "# %%" in text, f"{script.name} has no cells"
+
+
+def test_every_data_file_has_its_source_and_licence():
+    readme = (EXAMPLES / "data" / "README.md").read_text()
+    sections = {part.splitlines()[0]: part for part in readme.split("\n## ")[1:]}
+    files = {p.name for p in (EXAMPLES / "data").iterdir() if p.name != "README.md"}
+    assert files == set(sections)
+    for name, section in sections.items():
+        assert "Source:" in section and "Licence:" in section, name
