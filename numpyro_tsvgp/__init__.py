@@ -5,10 +5,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from numpyro_tsvgp import expectations, inducing, kernels
-from numpyro_tsvgp.bound import collapse
 from numpyro_tsvgp.checkpoint import load, save
 from numpyro_tsvgp.distributions import GP
 from numpyro_tsvgp.guide import AutoDualGaussian
+from numpyro_tsvgp.hyperposterior import collapse
 from numpyro_tsvgp.loop import FitError, TSVGPRunResult, TSVGPState
 from numpyro_tsvgp.qsvgp import QSVGP, AutoMomentGaussian
 from numpyro_tsvgp.svi import TSVGP

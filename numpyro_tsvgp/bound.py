@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpyro
 from jax import Array
-from numpyro import handlers
 
 from numpyro_tsvgp import moments, posterior, sites
 from numpyro_tsvgp.expectations import (
@@ -30,7 +29,7 @@ from numpyro_tsvgp.moments import Moments, Natural, WhitenedMoments
 from numpyro_tsvgp.posterior import Sites
 from numpyro_tsvgp.sites import Features, PointSites, Posterior, Prior, TiedSites, Whitened
 
-__all__ = ["collapse", "collapsed_model", "update_sites"]
+__all__ = ["collapsed_model", "refresh_sites", "update_sites"]
 
 
 _Carried = TiedSites | PointSites | Natural
@@ -124,63 +123,6 @@ def collapsed_model(
         numpyro.factor("bound", expected - kl)
 
     return model
-
-
-def collapse(
-    model: Callable[..., Any],
-    guide: AutoDualGaussian,
-    params: Params,
-    *,
-    quadrature: Rule | None = None,
-    refresh: int = 0,
-) -> Callable[..., None]:
-    r"""The NumPyro model of the hyperparameters alone, with fitted sites held.
-
-    Hyperparameters that the model samples stay sampled; ``numpyro.param`` values, the inducing
-    inputs and the sites are held at ``params``. It is an ordinary NumPyro model: its MAP is the
-    M-step, NUTS on it gives a hyperparameter posterior, and any autoguide fits it.
-
-    Args:
-      model: the NumPyro model.
-      guide: the guide that was fitted to it.
-      params: fitted parameters.
-      quadrature: quadrature rule, or None for the default.
-      refresh: sites made at one value of the hyperparameters are only locally right; this many
-        site updates at rate 1 inside the density make them anew at each value. One is exact for
-        a Gaussian likelihood.
-
-    Returns:
-      A NumPyro model with the same arguments.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
-      >>> from numpyro.infer import MCMC, NUTS
-      >>> from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, collapse, kernels
-      >>> def model(X, y=None):
-      ...     scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
-      ...     f = numpyro.sample("f", GP(kernels.RBF(scale), X))
-      ...     with numpyro.plate("data", X.shape[0]):
-      ...         numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
-      >>> X = jnp.linspace(0.0, 1.0, 15)
-      >>> y = jnp.sin(6.0 * X)
-      >>> guide = AutoDualGaussian(model, inducing=X[::3], learn_inducing=False)
-      >>> result = TSVGP(model, guide, optax.adam(0.1)).run(
-      ...     jax.random.key(0), 20, X, y, progress_bar=False
-      ... )
-      >>> mcmc = MCMC(
-      ...     NUTS(collapse(model, guide, result.params)),
-      ...     num_warmup=20,
-      ...     num_samples=10,
-      ...     progress_bar=False,
-      ... )
-      >>> mcmc.run(jax.random.key(1), X, y)
-      >>> mcmc.get_samples()["scale"].shape
-      (10,)
-    """
-    if model is not guide.model:
-        raise ValueError("collapse needs the model that the guide was made for.")
-    collapsed = collapsed_model(guide, quadrature, refresh=refresh)
-    return handlers.substitute(collapsed, data=dict(params))
 
 
 def update_sites(
@@ -282,3 +224,35 @@ def _finish(value: _Carried, data: Data) -> Sites:
         return value
     q = moments.posterior_of_natural(value)
     return moments.moments(q, data.prior, whiten=isinstance(data.sites, WhitenedMoments))
+
+
+def refresh_sites(
+    guide: AutoDualGaussian,
+    params: Params,
+    hyper: Params,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    steps: int,
+    rule: Rule | None = None,
+) -> Params:
+    """Parameters with sites made anew at given hyperparameters, as the density of them has it.
+
+    Args:
+      guide: the guide.
+      params: fitted parameters.
+      hyper: one value of each hyperparameter that the model samples.
+      args: arguments of the model, with the training data.
+      kwargs: keyword arguments of the model.
+      steps: number of site updates at rate 1; with none the sites stay as they are.
+      rule: quadrature rule, or None for the default.
+
+    Returns:
+      All parameters.
+    """
+    if not steps:
+        return params
+    reading = guide.read(params, args, kwargs, hyper)
+    key = jax.random.key(0)
+    new, _ = update_sites(guide, reading, params, args, kwargs, steps=steps, rule=rule, key=key)
+    return {**params, **new}

@@ -15,9 +15,10 @@ from jax import Array, lax
 from numpyro import handlers
 from numpyro.infer.util import log_density
 
-from numpyro_tsvgp import arviz_versions, extract, posterior
+from numpyro_tsvgp import arviz_versions
 from numpyro_tsvgp.bound import collapsed_model
 from numpyro_tsvgp.guide import AutoDualGaussian, Params
+from numpyro_tsvgp.importance import log_weights
 from numpyro_tsvgp.naming import shape_of
 from numpyro_tsvgp.pointwise import data_sites, whole
 from numpyro_tsvgp.simulation import draw, prior_hyperparameters, standard_normals
@@ -116,42 +117,27 @@ def psis_khat(
     prior_model = partial(guide._prior_of_hyperparameters, guide.structure)
     collapsed = collapsed_model(guide)
 
-    def conditional(given: Any, hyper: Params, noise: Params) -> Array:
-        """Log weight of a draw of the GPs at given hyperparameters."""
-        params, args, kwargs = given
-        reading = guide.read(params, args, kwargs, hyper)
-        values, total = {}, jnp.zeros(())
-        for name, site in reading.gps.items():
-            eps, rest = noise[name]  # (latents, m) and (latents, n)
-            fitted = guide.unpack(name, params)
-            prior = posterior.prior(site, fitted)
-            q = posterior.inducing_values(site, fitted, prior)
-            joint = posterior.joint(site, fitted)
-            f = joint.from_noise(site.unflatten(eps), site.unflatten(rest))
-            values[name] = f.reshape(site.latents, site.rows)
-            s = q.mean + jnp.einsum("pij,pi->pj", q.inverse, eps)
-            total = total + 0.5 * ((eps**2).sum() - (s**2).sum()) - q.half_log_det.sum()
-        return total + extract.log_likelihood(guide.model, reading, args, kwargs)(values)
-
-    def one(given: Any, key: Array, noise: Params) -> tuple[Array, Array]:
-        params, args, kwargs = given
-        if not variational:
-            hyper = guide.sample_hyperparameters(key, params, args, kwargs)
-            return conditional(given, hyper, noise), jnp.zeros(())
+    def one(inputs: tuple[Any, Array, Params]) -> tuple[Array, Array]:
+        (params, args, kwargs), key, noise = inputs
         hyper, log_q = _draw_hyperparameters(guide, params, args, kwargs, key)
         values = {**params, **hyper}
         log_p, _ = log_density(handlers.seed(prior_model, 0), args, kwargs, values)
         log_evidence, _ = log_density(handlers.seed(collapsed, 0), args, kwargs, values)
-        return conditional(given, hyper, noise) + log_p - log_q, log_evidence - log_q
+        alone = jax.tree.map(lambda x: x[None], noise)
+        (weight,) = log_weights(guide, params, hyper, args, kwargs, alone)
+        return weight + log_p - log_q, log_evidence - log_q
 
     @jax.jit
-    def run(given: Any, keys: Array, noise: Params) -> tuple[Array, Array]:
-        return lax.map(lambda x: one(given, *x), (keys, noise))
+    def run(given: Any, hyper: Params, keys: Array, noise: Params) -> tuple[Array, Array]:
+        if variational:
+            return lax.map(lambda x: one((given, *x)), (keys, noise))
+        params, args, kwargs = given
+        return log_weights(guide, params, hyper, args, kwargs, noise), jnp.zeros(())
 
     key_noise, key_hyper = jax.random.split(rng_key)
     noise = standard_normals(key_noise, num_samples, guide, params, gps)
     keys = jax.random.split(key_hyper, num_samples)
-    whole_weights, hyper_weights = run((dict(params), args, dict(kwargs)), keys, noise)
+    whole_weights, hyper_weights = run((dict(params), args, dict(kwargs)), hyper, keys, noise)
     return Khat(
         arviz_versions.pareto_k(np.asarray(whole_weights)),
         arviz_versions.pareto_k(np.asarray(hyper_weights)) if variational else None,

@@ -49,8 +49,14 @@ class Structure(NamedTuple):
         return self.subsampling > 1
 
     def is_hyper_or_frame(self, site: Message) -> bool:
-        """Whether a site belongs to the model of the hyperparameters."""
-        return site["type"] in ("param", "plate") or site.get("name") in self.hyperparameters
+        """Whether a site belongs to the model of the hyperparameters.
+
+        Samplers and reparameterizations add sites of their own while they process one that they
+        can see (the Jacobian of a transform, a decentred variable): those belong to it as well.
+        """
+        if site["type"] in ("param", "plate") or site.get("name") in self.hyperparameters:
+            return True
+        return site["type"] == "sample" and site["name"] not in self.trace
 
 
 def inspect(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Structure:

@@ -16,9 +16,13 @@ from numpyro.util import find_stack_level
 
 from numpyro_tsvgp import arviz_versions, extract, sites
 from numpyro_tsvgp.cavities import marginals_at_data
-from numpyro_tsvgp.diagnostics import mcmc_hyperparameters
 from numpyro_tsvgp.expectations import choose_rule, expect
 from numpyro_tsvgp.guide import AutoDualGaussian, Params
+from numpyro_tsvgp.hyperposterior import (
+    as_arguments,
+    collapsed_of,
+    hyperparameters_among,
+)
 from numpyro_tsvgp.naming import Shape, shape_of
 from numpyro_tsvgp.pointwise import data_sites, whole
 from numpyro_tsvgp.simulation import Draws, draw, prior_hyperparameters
@@ -121,7 +125,7 @@ def to_arviz(
     key_hyper, key_posterior, key_prior, key_new = jax.random.split(rng_key, 4)
     chains, hyper = 1, None
     if mcmc is not None:
-        grouped = mcmc_hyperparameters(guide, mcmc.get_samples(group_by_chain=True))
+        grouped = hyperparameters_among(guide, mcmc.get_samples(group_by_chain=True))
         chains, per_chain = next(iter(grouped.values())).shape[:2]
         num_samples = chains * per_chain
         hyper = {k: jnp.reshape(v, (num_samples, *v.shape[2:])) for k, v in grouped.items()}
@@ -130,6 +134,11 @@ def to_arviz(
             lambda key: guide.sample_hyperparameters(key, params, args, kwargs),
             jax.random.split(key_hyper, num_samples),
         )
+
+    # The posterior of f given each draw is made as the density of the hyperparameters has it.
+    collapsed = collapsed_of(mcmc)
+    refresh = (0, None) if collapsed is None else (collapsed.refresh, collapsed.quadrature)
+    given = {"hyper": hyper, "refresh": refresh, "training": (args, kwargs)}
 
     def drawn(key: Array, shape: Shape, **options: Any) -> Draws:
         return draw(
@@ -146,7 +155,7 @@ def to_arviz(
 
     here = shape_of(guide, params, args, kwargs, rows)
     posterior = drawn(
-        key_posterior, here, hyper=hyper, predictive=predictive, log_likelihood=log_likelihood
+        key_posterior, here, predictive=predictive, log_likelihood=log_likelihood, **given
     )
     data = here.named(chains)
     constants = {
@@ -183,19 +192,13 @@ def to_arviz(
             groups["prior"] = named({**from_prior.hyper, **from_prior.gps, **from_prior.other})
             groups["prior_predictive"] = named(from_prior.predictive)
     if predictions is not None:
-        there = shape_of(guide, params, *_as_arguments(predictions), None)
-        new = drawn(key_new, there, hyper=hyper, predictive=True)
+        there = shape_of(guide, params, *as_arguments(predictions), None)
+        new = drawn(key_new, there, predictive=True, **given)
         groups["predictions"] = there.named(chains)({**new.gps, **new.other, **new.predictive})
         groups["predictions_constant_data"] = there.inputs()
     if mcmc is not None:
         groups["sample_stats"] = _sample_stats(mcmc)
     return arviz_versions.build({name: group for name, group in groups.items() if group})
-
-
-def _as_arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(given, Mapping):
-        return (), dict(given)
-    return (given if isinstance(given, tuple) else (given,)), {}
 
 
 def _is_small_array(value: Any) -> bool:

@@ -14,9 +14,11 @@ from jax import Array, lax
 from numpyro.util import find_stack_level
 
 from numpyro_tsvgp import arviz_versions, cavities, posterior, sites
+from numpyro_tsvgp.bound import refresh_sites
 from numpyro_tsvgp.cavities import AtData, Frame, Given
 from numpyro_tsvgp.expectations import Rule
 from numpyro_tsvgp.guide import AutoDualGaussian, Params
+from numpyro_tsvgp.hyperposterior import collapsed_of, hyperparameters_among
 
 __all__ = ["influence", "loo"]
 
@@ -107,7 +109,17 @@ def loo(
 
     @jax.jit
     def at_each(given: Given) -> tuple[Array, Array, Array]:
-        return lax.map(lambda hyper: at(given._replace(hyper=hyper)), given.hyper)
+        def one(hyper: Params) -> tuple[Array, Array, Array]:
+            params, args, kwargs, _ = given
+            fresh = refresh_sites(
+                frame.guide, params, hyper, args, kwargs, steps=refresh, rule=quadrature
+            )
+            return at(given._replace(params=fresh, hyper=hyper))
+
+        return lax.map(one, given.hyper)
+
+    collapsed = collapsed_of(mcmc)
+    refresh = 0 if collapsed is None else collapsed.refresh
 
     draws = _hyper_draws(frame.guide, params, args, kwargs, mcmc, num_hyper)
     if draws is None:
@@ -153,7 +165,7 @@ def _hyper_draws(
 ) -> dict[str, Array] | None:
     """Draws of the hyperparameters, evenly spaced ones of an MCMC; None if they are points."""
     if mcmc is not None:
-        samples = mcmc_hyperparameters(guide, mcmc.get_samples())
+        samples = hyperparameters_among(guide, mcmc.get_samples())
         count = len(next(iter(samples.values())))
         keep = np.unique(np.linspace(0, count - 1, min(num, count)).round().astype(int))
         return {name: value[keep] for name, value in samples.items()}
@@ -161,18 +173,6 @@ def _hyper_draws(
         return None
     keys = jax.random.split(jax.random.key(0), num)
     return lax.map(lambda key: guide.sample_hyperparameters(key, params, args, kwargs), keys)
-
-
-def mcmc_hyperparameters(guide: AutoDualGaussian, samples: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyperparameters among the draws of an MCMC on the collapsed model."""
-    names = guide.structure.hyperparameters
-    missing = [name for name in names if name not in samples]
-    if missing or not names:
-        raise ValueError(
-            f"The MCMC has draws of {sorted(samples)}, but the hyperparameters that the model "
-            f"samples are {names}. Run it on NUTS(collapse(model, guide, params))."
-        )
-    return {name: samples[name] for name in names}
 
 
 def influence(

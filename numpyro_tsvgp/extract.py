@@ -111,7 +111,8 @@ class WholePlates(Messenger):
         if msg["type"] == "plate" and msg["value"] is None:
             size = msg["args"][0]
             msg["args"] = (size, size)
-            msg["value"] = jnp.arange(size)
+            with jax.ensure_compile_time_eval():  # a tracer could not index a NumPy array
+                msg["value"] = jnp.arange(size)
 
 
 def is_gp(site: Message) -> bool:

@@ -18,22 +18,11 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import Array
 from numpyro import handlers
-from numpyro.primitives import Messenger
 
-from numpyro_tsvgp.extract import Message, Model, Reading, is_observed
+from numpyro_tsvgp.extract import Message, Model, Reading, WholePlates, is_observed
 from numpyro_tsvgp.guide import AutoDualGaussian
 
 __all__ = ["Layout", "Terms", "data_sites", "find_layout", "log_prob", "row_dim", "terms", "whole"]
-
-
-class _AllRows(Messenger):
-    """Gives plates that subsample all of their indices, so that each data point is met once."""
-
-    def process_message(self, msg: Message) -> None:
-        if msg["type"] == "plate":
-            size = msg["args"][0]
-            msg["args"] = (size, None)
-            msg["value"] = jnp.arange(size)
 
 
 def whole(
@@ -53,7 +42,7 @@ def whole(
     twin = vars(guide).get("_whole")
     if twin is None:  # kept, so that what was compiled for it serves again
         twin = copy.copy(guide)
-        twin.model = _AllRows(guide.model)
+        twin.model = WholePlates(guide.model)
         twin._whole = twin
         guide._whole = twin
     return twin

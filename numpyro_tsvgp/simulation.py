@@ -14,6 +14,8 @@ from jax import Array, lax
 from numpyro import handlers
 
 from numpyro_tsvgp import extract, posterior, sites
+from numpyro_tsvgp.bound import refresh_sites
+from numpyro_tsvgp.expectations import Rule
 from numpyro_tsvgp.extract import GPSite
 from numpyro_tsvgp.guide import AutoDualGaussian, Params
 from numpyro_tsvgp.pointwise import data_sites, log_prob
@@ -27,6 +29,9 @@ _JOINT_ROWS_EACH = 512
 # Numbers on the device at once: draws of a block times the values of all GPs.
 _BLOCK_ELEMENTS = 2**23
 _CHUNK_ELEMENTS = 2**22
+
+
+Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
 class Draws(NamedTuple):
@@ -67,6 +72,8 @@ def draw(
     hyper: Mapping[str, Array] | None,
     joint: bool | None,
     kept: Mapping[str, tuple[int, np.ndarray]],
+    refresh: tuple[int, Rule | None] = (0, None),
+    training: Arguments = ((), {}),
     of_prior: bool = False,
     predictive: bool = False,
     log_likelihood: bool = False,
@@ -83,6 +90,8 @@ def draw(
       hyper: draws of the hyperparameters, or None where they are points.
       joint: whether GPs are drawn with their joint covariance; None to decide by their size.
       kept: by site, an axis and the indices to keep of it.
+      refresh: number of site updates for each draw of the hyperparameters, and their quadrature.
+      training: the arguments with the training data that these updates take.
       of_prior: whether GPs are drawn from their prior.
       predictive: whether to draw data.
       log_likelihood: whether to compute log densities of the observed data.
@@ -97,7 +106,7 @@ def draw(
         most = max(site.rows for site in gps.values())
         joint = most <= (_JOINT_ROWS_EACH if each else _JOINT_ROWS)
 
-    settings = _Settings(guide, each, joint, of_prior, predictive, log_likelihood)
+    settings = _Settings(guide, each, joint, refresh, of_prior, predictive, log_likelihood)
 
     def block(key: Array, given: _Given) -> dict[str, Any]:
         key_gps, key_rest = jax.random.split(key)
@@ -115,7 +124,7 @@ def draw(
         # The last block is as long as the others, so that nothing is compiled twice.
         which = jnp.arange(i * size, (i + 1) * size) % num
         values = {k: v[which] for k, v in hyper.items()} if hyper else point
-        found = block(key_block, _Given(dict(params), args, dict(kwargs), values))
+        found = block(key_block, _Given(dict(params), args, dict(kwargs), values, training))
         parts.append({k: _to_host(group, kept) for k, group in found.items()})
     groups = jax.tree.map(lambda *x: np.concatenate(x)[:num], *parts)
     repeated = {k: np.broadcast_to(v, (num, *np.shape(v))) for k, v in point.items()}
@@ -128,6 +137,7 @@ class _Settings(NamedTuple):
     guide: AutoDualGaussian
     each: bool
     joint: bool
+    refresh: tuple[int, Rule | None]  # site updates for each draw, and their quadrature
     of_prior: bool
     predictive: bool
     log_likelihood: bool
@@ -140,6 +150,7 @@ class _Given(NamedTuple):
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     hyper: Params
+    training: Arguments
 
 
 @partial(jax.jit, static_argnums=0)
@@ -154,11 +165,19 @@ def _run(
 
     def one(inputs: tuple[Array, Any, Any]) -> dict[str, Any]:
         key, hyper, gps = inputs
-        here = given if hyper is None else given._replace(hyper=hyper)
+        here = given if hyper is None else _given_hyperparameters(settings, given, hyper)
         values = _draw_gps(settings, here, gps) if settings.each else gps
         return {**_follow(settings, here, key, values), "gps": values}
 
     return lax.map(one, (keys, hyper, gps))
+
+
+def _given_hyperparameters(settings: _Settings, given: _Given, hyper: Params) -> _Given:
+    steps, rule = settings.refresh
+    params = refresh_sites(
+        settings.guide, given.params, hyper, *given.training, steps=steps, rule=rule
+    )
+    return given._replace(params=params, hyper=hyper)
 
 
 def _draw_gps(settings: _Settings, given: _Given, noise: Mapping[str, Noise]) -> dict[str, Array]:

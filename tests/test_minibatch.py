@@ -201,9 +201,9 @@ def test_a_stochastic_fit_comes_close():
     losses.append(float(whole.evaluate(start._replace(sites=state.sites), X, Y)))
     best = converged(start)
     # The loss is quadratic around its minimum, so the noise of 150 averaged batches costs about
-    # 1/50 of that of one batch, which is several nats.
+    # 1/50 of that of one batch, which is eight nats.
     assert losses[0] > best + 10.0 and losses[1] > best + 1.0
-    assert best - 1e-8 < losses[-1] < best + 0.1
+    assert best - 1e-8 < losses[-1] < best + 0.2
 
 
 def test_a_stochastic_fit_of_everything():
@@ -219,7 +219,7 @@ def test_a_stochastic_fit_of_everything():
     best = converged(here)
     assert best < converged(start) - 0.5  # better than the initial hyperparameters allow
     # Above the minimum by the noise of the batches, and by what the sites lag behind.
-    assert best - 1e-8 < float(whole.evaluate(here, X, Y)) < best + 0.5
+    assert best - 1e-8 < float(whole.evaluate(here, X, Y)) < best + 0.2
     params = driver.svi.get_params(state)
     # The guide answers at all inputs, whatever the plate of the model would draw of them.
     q = driver.guide.marginals(params, X)["f"]

@@ -1,0 +1,362 @@
+"""Posteriors of hyperparameters: the collapsed density, samplers on it, and GPs given its draws."""
+
+import itertools
+import os
+import subprocess
+import sys
+
+import dense
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro import handlers
+from numpyro.infer import MCMC, NUTS, init_to_value
+from numpyro.infer.reparam import TransformReparam
+from numpyro.infer.util import log_density, potential_energy
+from scipy import stats
+
+from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, collapse, kernels, loo, to_arviz
+
+# ---- GP regression, where one refresh makes the density exact ---------------------------------
+
+N = 15
+RNG = np.random.default_rng(5)
+X = np.sort(RNG.uniform(0, 3, N))
+Y = np.sin(2 * X) + 0.3 * RNG.standard_normal(N)
+
+
+def regression(X, y=None):
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.5))
+    noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))
+    variance = numpyro.param("variance", 1.3, constraint=dist.constraints.positive)
+    numpyro.deterministic("roughness", 1 / lengthscale)
+    f = numpyro.sample("f", GP(variance * kernels.RBF(lengthscale), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+
+def exact_regression(X, y, variance=1.3):
+    """The GP integrated out by hand."""
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.5))
+    noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))
+    K = variance * jnp.exp(-0.5 * ((X[:, None] - X) / lengthscale) ** 2)
+    covariance = K + noise**2 * jnp.eye(N)
+    numpyro.sample("y", dist.MultivariateNormal(0.0, covariance), obs=y)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    guide = AutoDualGaussian(regression, inducing=X, learn_inducing=False)
+    svi = TSVGP(regression, guide, None, site_lr=1.0)
+    state = svi.init(jax.random.key(0), X, Y)
+    state, _ = jax.jit(svi.update)(state, X, Y)
+    return guide, svi.get_params(state)
+
+
+def log_joint(model, values, *args):
+    return jax.jit(lambda v: log_density(handlers.seed(model, 0), args, {}, v)[0])(values)
+
+
+POINTS = {  # from the fit's own to far away
+    "lengthscale": jnp.array([1.0, 0.3, 2.5, 0.8]),
+    "noise": jnp.array([0.37, 0.1, 1.5, 0.2]),
+}
+
+
+def at_points(model, *args):
+    return jax.jit(lambda v: jax.lax.map(lambda p: log_joint(model, p, *args), v))(POINTS)
+
+
+def test_the_density_of_a_regression_is_the_marginal_likelihood(fitted):
+    exact = at_points(exact_regression, X, Y)
+    guide, params = fitted
+    refreshed = at_points(collapse(regression, guide, params), X, Y)
+    # The jitter of 1.3e-8 at the inducing inputs, times N, divided by a noise variance of 0.01,
+    # times the squared residuals, a few of these variances.
+    np.testing.assert_allclose(refreshed, exact, atol=1e-4)
+    # With the sites of the fit held, the density is a bound that is exact where they were made.
+    held = at_points(collapse(regression, guide, params, refresh=0), X, Y)
+    assert held[1:].max() < (exact[1:] - 0.01).max() and (held < exact + 1e-5).all()
+
+
+def test_handlers_around_the_density_add_their_own_sites(fitted):
+    """A sampler's Jacobian and a reparameterization are sites that the model does not have."""
+    guide, params = fitted
+    collapsed = collapse(regression, guide, params)
+    values = {name: value[1] for name, value in POINTS.items()}
+    plain = log_joint(collapsed, values, X, Y)
+    moved = handlers.reparam(collapsed, config={"lengthscale": TransformReparam()})
+    base = {"lengthscale_base": jnp.log(values["lengthscale"]), "noise": values["noise"]}
+    change = base["lengthscale_base"]  # the Jacobian: a density of the logarithm now
+    assert log_joint(moved, base, X, Y) == pytest.approx(float(plain + change), abs=1e-9)
+
+    logs = {name: jnp.log(value) for name, value in values.items()}
+    energy = jax.jit(lambda v: potential_energy(handlers.seed(collapsed, 0), (X, Y), {}, v))(logs)
+    assert energy == pytest.approx(float(-plain - sum(logs.values())), abs=1e-9)
+
+
+def sample(model, *args, draws=1000, chains=2, method="vectorized", seed=0, init=None):
+    strategy = {} if init is None else {"init_strategy": init_to_value(values=init)}
+    mcmc = MCMC(
+        NUTS(model, **strategy),
+        num_warmup=300,
+        num_samples=draws,
+        num_chains=chains,
+        chain_method=method,
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(seed), *args)
+    return mcmc
+
+
+@pytest.fixture(scope="module")
+def chains(fitted):
+    guide, params = fitted
+    return sample(collapse(regression, guide, params), X, Y)
+
+
+def test_regression_agrees_with_nuts_on_the_marginal_likelihood(chains):
+    ours = chains.get_samples()
+    exact = sample(exact_regression, X, Y, method="sequential", seed=1).get_samples()
+    assert "variance" not in ours  # a numpyro.param is held
+    for name in ("lengthscale", "noise"):
+        # Thinned to be nearly independent; a p-value below 1e-3 happens by chance once in 1000.
+        pair = [np.asarray(draws[name])[::5] for draws in (ours, exact)]
+        assert stats.ks_2samp(*pair).pvalue > 1e-3
+    np.testing.assert_allclose(ours["roughness"] * ours["lengthscale"], 1.0, rtol=1e-12)
+
+
+def moments_by_hand(lengthscale, noise, at):
+    """Exact posterior of f at given hyperparameters."""
+    K = dense.rbf(X, X, lengthscale, 1.3) + noise**2 * np.eye(N)
+    k = dense.rbf(X, at, lengthscale, 1.3)
+    return k.T @ np.linalg.solve(K, Y), 1.3 - (k * np.linalg.solve(K, k)).sum(0)
+
+
+NEW = np.array([-0.5, 0.4, 1.7, 3.8])
+
+
+def test_marginals_are_mixtures_over_draws(fitted, chains):
+    guide, params = fitted
+    collapsed = collapse(regression, guide, params)
+    thinned = {name: draws[::50] for name, draws in chains.get_samples().items()}
+    q = collapsed.marginals(thinned, (X, Y), NEW)["f"]
+    parts = [
+        moments_by_hand(*pair, NEW)
+        for pair in zip(thinned["lengthscale"], thinned["noise"], strict=True)
+    ]
+    mean, variance = (np.array(x) for x in zip(*parts, strict=True))
+    np.testing.assert_allclose(q.mean, mean.mean(0), atol=2e-4)  # the jitter again
+    np.testing.assert_allclose(q.variance, variance.mean(0) + mean.var(0), atol=2e-4)
+    cdf = stats.norm.cdf(0.3, mean, np.sqrt(variance)).mean(0)
+    np.testing.assert_allclose(q.cdf(0.3), cdf, atol=5e-4)
+
+    # Draws are one for each draw of the hyperparameters, from that component.
+    many = {name: jnp.repeat(draws, 100) for name, draws in thinned.items()}
+    f = collapsed.sample_posterior(jax.random.key(3), many, (X, Y), NEW)["f"]
+    z = (np.asarray(f).reshape(-1, 100, 4) - mean[:, None]) / np.sqrt(variance)[:, None]
+    count = z.shape[0] * 100
+    assert np.abs(z.mean((0, 1))).max() < 4.5 / np.sqrt(count)
+    assert np.abs(z.var((0, 1)) - 1).max() < 4.5 * np.sqrt(2 / count)
+    # Without inputs, at those of the data.
+    assert collapsed.marginals(thinned, (X, Y))["f"].batch_shape == (N,)
+
+
+def test_weights_of_an_exact_posterior_are_equal(fitted):
+    guide, params = fitted
+    collapsed = collapse(regression, guide, params)
+    weights = collapsed.log_weights(jax.random.key(0), POINTS, X, Y, num_draws=3)
+    # f given u has the jitter's standard deviation of 1e-4, over a noise of 0.1.
+    np.testing.assert_allclose(weights, -np.log(4), atol=3e-3)
+
+
+def test_chains_become_an_arviz_object_with_sites_made_anew(fitted, chains):
+    guide, params = fitted
+    thinned = chains.get_samples(group_by_chain=True)
+    data = to_arviz(
+        jax.random.key(2), guide, params, X, Y, mcmc=chains, predictions=NEW, prior=False
+    )
+    f = np.asarray(data["predictions"]["f"])
+    assert f.shape == (2, 1000, 4)
+    pairs = [np.asarray(thinned[name]).ravel() for name in ("lengthscale", "noise")]
+    z = []
+    for lengthscale, noise, value in zip(*pairs, f.reshape(-1, 4), strict=True):
+        mean, variance = moments_by_hand(lengthscale, noise, NEW)
+        z.append((value - mean) / np.sqrt(variance))
+    z = np.array(z)
+    # With the sites of the fit held instead, the variance of z is off by tens of percent.
+    assert np.abs(z.mean(0)).max() < 4.5 / np.sqrt(len(z))
+    assert np.abs(z.var(0) - 1).max() < 4.5 * np.sqrt(2 / len(z))
+    # Leave-one-out: the cavities at each draw, combined by importance sampling.
+    elpd = loo(guide, params, X, Y, mcmc=chains)
+    assert int(elpd["n_data_points"]) == N
+
+
+def test_what_cannot_be_collapsed_says_so(fitted):
+    guide, params = fitted
+    with pytest.raises(ValueError, match="model that the guide was made for"):
+        collapse(exact_regression, guide, params)
+    with pytest.raises(ValueError, match=r"no sites of \['f'\].*result.params"):
+        collapse(regression, guide, {"variance": 1.0})
+    with pytest.raises(ValueError, match="refresh.*got -1"):
+        collapse(regression, guide, params, refresh=-1)
+    collapsed = collapse(regression, guide, params)
+    with pytest.raises(ValueError, match=r"hyperparameters.*\['lengthscale', 'noise'\]"):
+        collapsed.marginals({"other": np.zeros(3)}, (X, Y))
+
+    def points(X, y=None):
+        f = numpyro.sample("f", GP(kernels.RBF(1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    guide = AutoDualGaussian(points, inducing=X[::3])
+    with pytest.raises(RuntimeError, match="guide.setup"):
+        collapse(points, guide, params)
+    guide.setup(X, Y)
+    with pytest.raises(ValueError, match="samples no hyperparameters.*prior"):
+        collapse(points, guide, params)
+
+
+def test_a_model_that_subsamples_is_collapsed_at_all_of_its_data():
+    def subsampling(X, y=None, size=5):
+        noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))
+        plate = numpyro.plate("data", X.shape[0], subsample_size=size)
+        with plate as rows:
+            pass
+        f = numpyro.sample("f", GP(kernels.RBF(1.0), X[rows]))
+        with plate:
+            numpyro.sample("y", dist.Normal(f, noise), obs=None if y is None else y[rows])
+
+    guide = AutoDualGaussian(subsampling, inducing=X[::2], learn_inducing=False)
+    svi = TSVGP(subsampling, guide, None, site_lr=1.0)
+    params = svi.get_params(svi.init(jax.random.key(0), X, Y))
+    collapsed = collapse(subsampling, guide, params)
+
+    @jax.jit
+    def density(seed):
+        values = {"noise": 0.4}
+        return log_density(handlers.seed(collapsed, seed), (X, Y), {}, values)[0]
+
+    # The whole data, whatever the seed: the bound of a Gaussian with the Nystrom covariance.
+    K = dense.rbf(X[::2], X[::2])
+    k = dense.rbf(X[::2], X)
+    Q = k.T @ np.linalg.solve(K + 1e-8 * np.eye(len(K)), k)
+    expected = stats.multivariate_normal(np.zeros(N), Q + 0.16 * np.eye(N)).logpdf(Y)
+    expected -= (1 - np.diag(Q)).sum() / 0.32
+    expected += stats.lognorm.logpdf(0.4, 0.5, scale=np.exp(-1.0))
+    for seed in (0, 1):
+        assert density(seed) == pytest.approx(expected, abs=1e-5)
+
+
+# ---- counts: a published posterior of the full model ------------------------------------------
+
+# Data, priors and reference of the posterior gp_pois_regr of posteriordb (Magnusson, Bürkner and
+# Vehtari): NUTS on f and both hyperparameters together, 10,000 draws.
+COUNTS_X = np.arange(-10.0, 11.0, 2.0)
+COUNTS = np.array([40, 37, 29, 12, 4, 3, 9, 19, 77, 82, 33])
+MEANS = {"rho": 5.66653, "alpha": 2.92134}
+SQUARES = {"rho": 32.570579, "alpha": 9.162755}
+F_MEANS = [
+    *(3.63574, 3.68861, 3.25467, 2.40917, 1.56153, 1.29526),
+    *(1.93120, 3.17961, 4.25292, 4.41510, 3.50682),
+]
+F_SQUARES = [
+    *(13.241741, 13.621802, 10.613349, 5.842878, 2.499327, 1.748558),
+    *(3.779984, 10.130595, 18.096567, 19.501496, 12.324364),
+]
+
+
+def counts(X, k=None):
+    rho = numpyro.sample("rho", dist.Gamma(25.0, 4.0))
+    alpha = numpyro.sample("alpha", dist.HalfNormal(2.0))
+    f = numpyro.sample("f", GP(alpha**2 * kernels.RBF(rho), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("k", dist.Poisson(jnp.exp(f)), obs=k)
+
+
+@pytest.fixture(scope="module")
+def fitted_counts():
+    guide = AutoDualGaussian(counts, inducing=COUNTS_X, learn_inducing=False)
+    svi = TSVGP(counts, guide, optax.adam(0.1), site_lr=0.5)
+    result = svi.run(jax.random.key(0), 60, COUNTS_X, COUNTS, progress_bar=False)
+    return guide, result.params
+
+
+def check_published(means, sds):
+    for name, mean in MEANS.items():
+        assert means[name] == pytest.approx(mean, rel=0.05)
+        assert sds[name] == pytest.approx(np.sqrt(SQUARES[name] - mean**2), rel=0.15)
+
+
+def test_the_density_of_counts_has_the_published_moments(fitted_counts):
+    guide, params = fitted_counts
+    grid = np.array(list(itertools.product(np.linspace(2.5, 9.5, 29), np.linspace(0.8, 8.0, 37))))
+    values = {"rho": jnp.array(grid[:, 0]), "alpha": jnp.array(grid[:, 1])}
+    collapsed = collapse(counts, guide, params)
+
+    @jax.jit
+    def density(values):
+        return jax.lax.map(lambda v: log_joint(collapsed, v, COUNTS_X, COUNTS), values)
+
+    weights = np.exp(density(values) - density(values).max())
+    weights /= weights.sum()
+    mean = weights @ grid
+    sd = np.sqrt(weights @ (grid - mean) ** 2)
+    check_published(
+        dict(zip(("rho", "alpha"), mean, strict=True)), dict(zip(("rho", "alpha"), sd, strict=True))
+    )
+
+
+def test_nuts_on_counts_has_the_published_moments(fitted_counts):
+    guide, params = fitted_counts
+    collapsed = collapse(counts, guide, params)
+    start = {name: guide.median(params, COUNTS_X)[name] for name in MEANS}
+    mcmc = sample(collapsed, COUNTS_X, COUNTS, draws=1000, chains=4, init=start)
+    draws = mcmc.get_samples()
+    # 4000 draws with an effective size near 1000: the means are known to 1%, the deviations to 3%.
+    check_published(
+        {name: draws[name].mean() for name in MEANS}, {name: draws[name].std() for name in MEANS}
+    )
+    f = collapsed.sample_posterior(jax.random.key(5), draws, (COUNTS_X, COUNTS))["f"]
+    sd = np.sqrt(np.array(F_SQUARES) - np.square(F_MEANS))
+    assert (np.abs(np.asarray(f).mean(0) - F_MEANS) / sd).max() < 0.15
+    np.testing.assert_allclose(f.std(0), sd, rtol=0.15)
+
+
+def test_parallel_chains_do_not_hang():
+    """Chains on two devices, in a process of their own that ends if they wait for each other."""
+    code = """
+import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+numpyro.set_host_device_count(2)
+from numpyro.infer import MCMC, NUTS
+from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, collapse, kernels
+
+def model(X, y=None):
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("functions", 3):
+        f = numpyro.sample("f", GP(kernels.RBF(scale), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f.sum(0), 0.3), obs=y)
+
+X = jnp.linspace(0.0, 1.0, 12)
+guide = AutoDualGaussian(model, inducing=X[::2], learn_inducing=False)
+svi = TSVGP(model, guide, None)
+params = svi.run(jax.random.key(0), 3, X, jnp.sin(6 * X), progress_bar=False).params
+mcmc = MCMC(NUTS(collapse(model, guide, params)), num_warmup=20, num_samples=20, num_chains=2,
+            chain_method="parallel", progress_bar=False)
+mcmc.run(jax.random.key(1), X, jnp.sin(6 * X))
+assert mcmc.get_samples()["scale"].shape == (40,)
+print("done")
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "JAX_ENABLE_X64": "1"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert run.returncode == 0 and "done" in run.stdout, run.stderr
