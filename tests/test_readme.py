@@ -1,22 +1,49 @@
-"""The README's code runs as it stands, and so does every example in its quick form."""
+"""The code of the README and of the documentation runs as it stands.
 
+The blocks of a page are executed in turn in one namespace. Pages other than the quickstart may use
+the names of a small fit without introducing them. Fits and chains are cut short: what is tested is
+that the code is right, not that it converges.
+"""
+
+import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import arviz as az
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+import optax
 import pytest
+from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+
+import numpyro_tsvgp
+from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py"))
+PAGES = sorted(
+    path for path in (ROOT / "docs").glob("*.md") if "```python\n" in path.read_text("utf8")
+)
+
+once = pytest.mark.skipif(
+    os.environ.get("TSVGP_TEST_PAGES") == "0", reason="TSVGP_TEST_PAGES=0: run elsewhere, once"
+)
 
 
-def test_the_code_of_the_readme_runs(capsys):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert blocks
+def blocks(path):
+    """Python blocks of a page, each at its own line so that a traceback points there."""
+    text = path.read_text("utf8")
+    for match in re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        line = text[: match.start(1)].count("\n")
+        yield compile("\n" * line + match.group(1), str(path), "exec")
+
+
+def test_the_code_of_the_readme_runs():
     namespace = {}
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), namespace)
+    for block in blocks(ROOT / "README.md"):
+        exec(block, namespace)
     # The claims of the text around it: a fit that learned something, predictions at new inputs.
     losses = namespace["result"].losses
     assert losses[-1] < losses[0] - 10
@@ -24,19 +51,86 @@ def test_the_code_of_the_readme_runs(capsys):
     assert namespace["y_new"].shape == (100, 300)
 
 
-def test_there_are_examples():
-    assert EXAMPLES
+def model(X, y=None):
+    variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+    f = numpyro.sample("f", GP(variance * kernels.Matern52(lengthscale), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
 
 
-@pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
-def test_example(script, tmp_path):
-    picture = tmp_path / "picture.png"
-    run = subprocess.run(
-        [sys.executable, script, "--quick", "--output", picture],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=170,
-    )
-    assert run.returncode == 0, run.stderr
-    assert picture.stat().st_size > 5000
+def make_model(kernel):
+    def model(X, y=None):
+        f = numpyro.sample("f", GP(kernel(1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+
+    return model
+
+
+@pytest.fixture(scope="module")
+def names():
+    """What pages may use: the public names, NumPyro's, and a fitted model with its data."""
+    X = jnp.linspace(-3.0, 3.0, 30)
+    y = (jnp.sin(2.0 * X) > 0).astype(int)
+    Z = X[::5]
+    guide = AutoDualGaussian(model, inducing=Z)
+    svi = TSVGP(model, guide, optax.adam(0.1))
+    result = svi.run(jax.random.key(0), 2, X, y, progress_bar=False)
+    public = {name: getattr(numpyro_tsvgp, name) for name in numpyro_tsvgp.__all__}
+    numpyros = (MCMC, NUTS, SVI, Predictive, Trace_ELBO, AutoMultivariateNormal, AutoNormal)
+    return {
+        **public,
+        **{thing.__name__: thing for thing in numpyros},
+        **{"jax": jax, "jnp": jnp, "numpyro": numpyro, "dist": dist, "optax": optax, "az": az},
+        **{"model": model, "X": X, "y": y, "Z": Z, "X_new": X[:7], "key": jax.random.key(1)},
+        **{"guide": guide, "svi": svi, "result": result, "params": result.params},
+        **{"make_model": make_model, "KERNELS": {"RBF": kernels.RBF, "other": kernels.Matern32}},
+    }
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Two steps of every fit and chain, whatever the page says."""
+    for driver in (TSVGP, SVI):
+        run = driver.run
+
+        def few(self, key, num_steps, *args, run=run, **kwargs):
+            return run(self, key, min(num_steps, 2), *args, **{"progress_bar": False, **kwargs})
+
+        monkeypatch.setattr(driver, "run", few)
+    init = MCMC.__init__
+
+    def tiny(self, kernel, **kwargs):
+        init(self, kernel, num_warmup=2, num_samples=2, progress_bar=False)
+
+    monkeypatch.setattr(MCMC, "__init__", tiny)
+
+
+def test_there_are_pages():
+    assert len(PAGES) >= 8
+
+
+@once
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_the_code_of_a_page_runs(page, names, short, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    namespace = {} if page.stem == "quickstart" else dict(names)
+    for block in blocks(page):
+        exec(block, namespace)
+
+
+def test_the_pages_say_what_the_messages_say():
+    """Headings of the troubleshooting page are words of messages that exist."""
+    package = "".join(path.read_text("utf8") for path in (ROOT / "numpyro_tsvgp").glob("*.py"))
+    source = re.sub(r'"\s*\n\s*f?"', "", package)  # join strings broken over lines
+    text = (ROOT / "docs" / "troubleshooting.md").read_text("utf8")
+    headings = re.findall(r"^### (.*)$", text, re.MULTILINE)
+    assert len(headings) > 40
+    unknown = []
+    for heading in headings:
+        parts = re.split(r"\.\.\.|\[|\]|\(a warning\)|/", heading.replace("f[...]", "..."))
+        longest = max((part.strip(" ,:") for part in parts), key=len)
+        if longest not in source:
+            unknown.append(longest)
+    assert not unknown
