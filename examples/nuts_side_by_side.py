@@ -19,7 +19,7 @@ import optax
 from _common import band, load, options, save
 from numpyro.infer import MCMC, NUTS
 
-from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, collapse, kernels, to_arviz
+from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, collapse, kernels
 
 jax.config.update("jax_enable_x64", True)
 args = options("nuts_side_by_side", __doc__)
@@ -65,10 +65,9 @@ if not args.quick:
     collapsed = collapse(model, guide, result.params, refresh=2)
     mcmc = MCMC(NUTS(collapsed), num_warmup=draws, num_samples=draws)
     mcmc.run(jax.random.key(1), X, y)
-    idata = to_arviz(jax.random.key(2), guide, result.params, X, y, mcmc=mcmc, prior=False)
-    mixed = idata["posterior"]["f"].values.reshape(-1, len(X))
+    mixed = collapsed.marginals(mcmc.get_samples(), (X, y))["f"]
     both = "t-SVGP, NUTS over hyperparameters"
-    posteriors[both] = mixed.mean(0), mixed.std(0)
+    posteriors[both] = mixed.mean, jnp.sqrt(mixed.variance)
     hyperparameters[both] = mcmc.get_samples()
     seconds[both] = time.perf_counter() - start
 
