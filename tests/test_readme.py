@@ -5,6 +5,7 @@ the names of a small fit without introducing them. Fits and chains are cut short
 that the code is right, not that it converges.
 """
 
+import ast
 import os
 import re
 from pathlib import Path
@@ -120,17 +121,44 @@ def test_the_code_of_a_page_runs(page, names, short, tmp_path, monkeypatch, caps
         exec(block, namespace)
 
 
-def test_the_pages_say_what_the_messages_say():
-    """Headings of the troubleshooting page are words of messages that exist."""
+# Parts of other messages, and what only a programming error can raise.
+NOT_FOR_USERS = re.compile(
+    "^it (is|was|has) |^After a step|^Check that| Argument |is not the array that|has no attribute"
+    "|need the features"
+)
+
+
+def _literal(node):
+    """The words of a string expression, with ... for what is filled in."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(v.value if isinstance(v, ast.Constant) else "..." for v in node.values)
+    return _literal(node.left) + _literal(node.right) if isinstance(node, ast.BinOp) else ""
+
+
+def _messages():
+    for path in (ROOT / "numpyro_tsvgp").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf8"))):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
+                yield _literal(node.exc.args[0])
+            elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "warn":
+                yield _literal(node.args[0])
+            elif isinstance(node, ast.Return) and isinstance(node.value, ast.expr):
+                yield _literal(node.value)  # failures.diagnose
+
+
+def test_troubleshooting_has_the_messages_that_exist():
+    """Every heading has the words of a message, and every message has a heading."""
+    text = (ROOT / "docs" / "troubleshooting.md").read_text("utf8")
     package = "".join(path.read_text("utf8") for path in (ROOT / "numpyro_tsvgp").glob("*.py"))
     source = re.sub(r'"\s*\n\s*f?"', "", package)  # join strings broken over lines
-    text = (ROOT / "docs" / "troubleshooting.md").read_text("utf8")
-    headings = re.findall(r"^### (.*)$", text, re.MULTILINE)
-    assert len(headings) > 40
-    unknown = []
-    for heading in headings:
-        parts = re.split(r"\.\.\.|\[|\]|\(a warning\)|/", heading.replace("f[...]", "..."))
-        longest = max((part.strip(" ,:") for part in parts), key=len)
-        if longest not in source:
-            unknown.append(longest)
-    assert not unknown
+    words = []
+    for heading in re.findall(r"^### (.*)$", text, re.MULTILINE):
+        for part in re.sub(r"\(a? ?warnings?\)|f\[\.\.\.\]", "...", heading).split(" / "):
+            words.append(max(re.split(r"\.\.\.|[][]", part), key=len).strip(" ,:"))
+    assert len(words) > 60
+    assert [w for w in words if w not in source] == []
+    found = [m for m in _messages() if len(m) > 30 and " " in m and not NOT_FOR_USERS.search(m)]
+    assert len(found) > 60
+    assert [m for m in found if not any(w in m for w in words) and m not in text] == []
