@@ -38,7 +38,7 @@ X = np.asarray(X, np.float32)
 X = (X - X[:train].mean()) / X[:train].std() / np.sqrt(X.shape[1])
 y = np.asarray(y, np.int32)
 print(f"{train} digits to learn from, {len(y) - train} to test on, {X.shape[1]} pixels")
-steps, m, batch = (2, 10, 50) if args.quick else (300, 100, 200)
+steps, m, batch = (2, 10, 50) if args.quick else (400, 100, 200)
 
 
 # %% [markdown]
