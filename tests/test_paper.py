@@ -92,10 +92,8 @@ def test_uci(run):
 
 def test_mnist(run, fake_mnist):
     table = run("mnist", "--data", fake_mnist)["mnist"]
-    assert set(table["method"]) == {"t_svgp", "q_svgp_whitened"}
-    # From ten classes that are equally likely on: both methods have begun to learn.
-    scores = numbers(table["nlpd"]).reshape(2, 2)  # step, method
-    assert (scores[1] < scores[0]).all() and (scores < np.log(10)).all()
+    first, second = numbers(table["nlpd"])
+    assert second < first < np.log(10)  # from ten equally likely classes on
 
 
 def test_figure_5(run, fake_mnist):

@@ -30,7 +30,6 @@ def main() -> None:
         for key, run in runs.items():
             columns[key].append(float(100 * np.median(run.seconds)))
             columns[f"{key}_best"].append(float(100 * np.min(run.seconds)))
-        print({key: values[-1] for key, values in columns.items()}, flush=True)
     results.table(columns)
 
     table = published("fig5_seconds_per_100_steps_vs_m")
