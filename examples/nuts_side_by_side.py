@@ -20,6 +20,7 @@ from _common import band, load, options, save
 from numpyro.infer import MCMC, NUTS
 
 from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, collapse, kernels
+from numpyro_tsvgp.linalg import blas_threads
 
 jax.config.update("jax_enable_x64", True)
 args = options("nuts_side_by_side", __doc__)
@@ -42,7 +43,8 @@ def model(X, y=None):
 # %% NUTS over everything: the values of f and the hyperparameters
 start = time.perf_counter()
 mcmc = MCMC(NUTS(model), num_warmup=draws, num_samples=draws, progress_bar=not args.quick)
-mcmc.run(jax.random.key(0), X, y)
+with blas_threads(len(X)):  # one thread for small matrices, as fits have by themselves
+    mcmc.run(jax.random.key(0), X, y)
 nuts = mcmc.get_samples()
 seconds = {"NUTS": time.perf_counter() - start}
 
@@ -64,7 +66,8 @@ if not args.quick:
     start = time.perf_counter()
     collapsed = collapse(model, guide, result.params, refresh=2)
     mcmc = MCMC(NUTS(collapsed), num_warmup=draws, num_samples=draws)
-    mcmc.run(jax.random.key(1), X, y)
+    with blas_threads(len(X)):
+        mcmc.run(jax.random.key(1), X, y)
     mixed = collapsed.marginals(mcmc.get_samples(), (X, y))["f"]
     both = "t-SVGP, NUTS over hyperparameters"
     posteriors[both] = mixed.mean, jnp.sqrt(mixed.variance)
