@@ -35,7 +35,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from numpyro_tsvgp.expectations import Marginals, SiteGradients
-from numpyro_tsvgp.linalg import add_jitter, cholesky_and_inverse
+from numpyro_tsvgp.linalg import add_jitter, cholesky_and_inverse, congruence
 
 __all__ = [
     "Features",
@@ -189,7 +189,7 @@ def whiten(
         factor = prior.chol if shift is None else prior.chol + shift @ prior.inverse.mT
         move = sites.inverse @ factor
         xi = jnp.einsum("kij,pi->pj" if move.shape[0] == 1 else "pij,pi->pj", move, sites.linear)
-        return Whitened(xi, move.mT @ sites.quadratic @ move)
+        return Whitened(xi, congruence(sites.quadratic, move))
     if training is None:
         raise ValueError("Point sites need the features at the training inputs.")
     return Whitened(
@@ -293,9 +293,10 @@ def posterior(whitened: Whitened) -> Posterior:
       The mean, the inverse of C and half the log determinant of B.
     """
     identity = jnp.eye(whitened.gram.shape[-1], dtype=whitened.gram.dtype)
-    chol, inverse = cholesky_and_inverse(identity + whitened.gram)
+    _, inverse = cholesky_and_inverse(identity + whitened.gram)
     half = jnp.einsum("pij,pj->pi", inverse, whitened.xi)
-    log_det = jnp.log(jnp.diagonal(chol, axis1=-2, axis2=-1)).sum(-1)
+    # Of the inverse, so that nothing is differentiated through the factor itself.
+    log_det = -jnp.log(jnp.diagonal(inverse, axis1=-2, axis2=-1)).sum(-1)
     return Posterior(jnp.einsum("pij,pi->pj", inverse, half), inverse, log_det)
 
 

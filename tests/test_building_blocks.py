@@ -74,6 +74,30 @@ def test_factors_of_batches_and_under_nested_vmap():
         np.testing.assert_allclose(g, 2 * np.linalg.solve(spd(x), x), atol=1e-12)
 
 
+def test_congruence_and_triangular_inverse_with_their_derivatives():
+    """Against plain products and a general inverse, along symmetric directions."""
+    rng = np.random.RandomState(0)
+    A, dA = (x + x.mT for x in rng.standard_normal((2, 3, 4, 4)))
+    T, dT = rng.standard_normal((2, 1, 4, 4))  # one factor for three matrices
+    L, dL = np.tril(rng.standard_normal((2, 3, 4, 4))) + [[[2 * np.eye(4)]], [[np.zeros((4, 4))]]]
+    for ours, plain, at, along in (
+        (linalg.congruence, lambda A, T: T.mT @ A @ T, (A, T), (dA, dT)),
+        (linalg.triangular_inverse, jnp.linalg.inv, (L,), (dL,)),
+    ):
+        at, along = jax.tree.map(jnp.asarray, (at, along))
+        for a, b in zip(jax.jvp(ours, at, along), jax.jvp(plain, at, along), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
+
+        def loss(function, *x):
+            return (function(*x) * dA).sum()
+
+        for i in range(len(at)):
+            a, b = (jax.grad(partial(loss, f), argnums=i)(*at) for f in (ours, plain))
+            if i == 0 and len(at) == 2:  # as a function of symmetric matrices
+                a, b = a + a.mT, b + b.mT
+            np.testing.assert_allclose(jnp.tril(a), jnp.tril(b), rtol=1e-9, atol=1e-9)
+
+
 def test_a_matrix_without_a_factor_gives_nan_and_spoils_no_neighbour():
     A = jnp.stack([jnp.eye(3), -jnp.eye(3), 4 * jnp.eye(3)])
     chol = linalg.cholesky(A)
