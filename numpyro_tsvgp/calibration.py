@@ -19,6 +19,7 @@ from numpyro_tsvgp import arviz_versions
 from numpyro_tsvgp.bound import collapsed_model
 from numpyro_tsvgp.guide import AutoDualGaussian, Params
 from numpyro_tsvgp.importance import log_weights
+from numpyro_tsvgp.linalg import blas_threads
 from numpyro_tsvgp.naming import shape_of
 from numpyro_tsvgp.pointwise import data_sites, whole
 from numpyro_tsvgp.simulation import draw, prior_hyperparameters, standard_normals
@@ -57,6 +58,7 @@ def _verdict(k: float) -> str:
     return "very bad"
 
 
+@blas_threads()
 def psis_khat(
     rng_key: Array,
     guide: AutoDualGaussian,

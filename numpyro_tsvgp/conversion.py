@@ -23,6 +23,7 @@ from numpyro_tsvgp.hyperposterior import (
     collapsed_of,
     hyperparameters_among,
 )
+from numpyro_tsvgp.linalg import blas_threads
 from numpyro_tsvgp.naming import Shape, shape_of
 from numpyro_tsvgp.pointwise import data_sites, whole
 from numpyro_tsvgp.simulation import Draws, draw, prior_hyperparameters
@@ -33,6 +34,7 @@ __all__ = ["to_arviz"]
 _LARGEST_PARAM = 1000
 
 
+@blas_threads()
 def to_arviz(
     rng_key: Array,
     guide: AutoDualGaussian,

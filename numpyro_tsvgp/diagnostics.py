@@ -19,10 +19,12 @@ from numpyro_tsvgp.cavities import AtData, Frame, Given
 from numpyro_tsvgp.expectations import Rule
 from numpyro_tsvgp.guide import AutoDualGaussian, Params
 from numpyro_tsvgp.hyperposterior import collapsed_of, hyperparameters_among
+from numpyro_tsvgp.linalg import blas_threads
 
 __all__ = ["influence", "loo"]
 
 
+@blas_threads()
 def loo(
     guide: AutoDualGaussian,
     params: Params,
@@ -175,6 +177,7 @@ def _hyper_draws(
     return lax.map(lambda key: guide.sample_hyperparameters(key, params, args, kwargs), keys)
 
 
+@blas_threads()
 def influence(
     guide: AutoDualGaussian,
     params: Params,

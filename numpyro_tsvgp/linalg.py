@@ -260,15 +260,22 @@ def cholesky_of_residual(matrix: Array, scale: Array, jitter: Any = None) -> Arr
 
 
 @contextmanager
-def blas_threads(largest: int) -> Iterator[None]:
-    """Gives BLAS one thread for the duration of a block of small factorisations.
+def blas_threads(largest: int = 0) -> Iterator[None]:
+    """Gives BLAS one thread for the duration of a block, or a function, of small factorisations.
 
     JAX on CPU calls the BLAS inside SciPy, whose threads spin and compete with XLA's own: with
     matrices of a few hundred rows they cost more than they bring. What was set before is
     restored at the end, and for large matrices nothing is changed.
 
+    Fits and diagnostics do this by themselves. Around a sampler it is yours to do.
+
     Args:
       largest: the size of the largest matrix that will be factorised.
+
+    Examples:
+      >>> from numpyro_tsvgp.linalg import blas_threads
+      >>> with blas_threads():
+      ...     pass  # mcmc.run(...)
     """
     if largest > _LARGE or jax.default_backend() != "cpu":
         yield

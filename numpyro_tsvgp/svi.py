@@ -26,6 +26,7 @@ from numpyro_tsvgp.guide import AutoDualGaussian
 from numpyro_tsvgp.linalg import blas_threads
 from numpyro_tsvgp.loop import TSVGPRunResult, TSVGPState, all_finite, run_steps
 from numpyro_tsvgp.optim import as_optimizer
+from numpyro_tsvgp.start import overshoots, settle
 
 __all__ = ["TSVGP"]
 
@@ -338,6 +339,22 @@ class TSVGP:
         )
         return state, loss
 
+    def _settled(self, state: TSVGPState, args: Any, kwargs: Any) -> TSVGPState:
+        """The state with sites that suit its hyperparameters, reached without overshooting."""
+        free, params = self._free(state.optim_state), self.get_params(state)
+
+        @jax.jit
+        def attempt(sites: dict[str, Array], rate: Any, args: Any, kwargs: Any) -> Any:
+            key = state.rng_key
+            new, plates, _ = self._e_step(key, {**params, **sites}, rate, args, kwargs)
+            new = {**sites, **new}
+            return new, self._loss(key, free, new, plates, args, kwargs)
+
+        rate = float(self._rate(state.step))
+        return state._replace(
+            sites=settle(lambda sites, r: attempt(sites, r, args, kwargs), state.sites, rate)
+        )
+
     def _usable(self, state: TSVGPState, args: Any, kwargs: Any) -> Array:
         """Whether a state is finite and what it asks for can be factorised, so that one can go on.
 
@@ -413,7 +430,9 @@ class TSVGP:
     ) -> TSVGPRunResult:
         """Runs ``num_steps`` updates with a progress bar.
 
-        An interrupt (Ctrl-C) ends the run and returns what is fitted so far, with a warning.
+        An interrupt (Ctrl-C) ends the run and returns what is fitted so far, with a warning. Where
+        the first E-step would overshoot, sites are first brought near their optimum at the
+        initial hyperparameters, by shorter steps.
 
         Args:
           rng_key: random key of the initial state.
@@ -443,6 +462,10 @@ class TSVGP:
             self._ensure_setup(args, kwargs)
             state = init_state
         check_rate(self, state, num_steps)
+        # NumPy arrays would be copied to the device anew in each step.
+        args, kwargs = jax.tree.map(
+            lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, (args, kwargs)
+        )
         method = self.stable_update if stable_update else self.update
         step = jax.jit(lambda state, args, kwargs: method(state, *args, **kwargs))
         usable = jax.jit(self._usable)
@@ -450,6 +473,10 @@ class TSVGP:
         gps = self.guide.structure.gps
         largest = max(self.guide.unpack(name, params).inducing.shape[0] for name in gps)
         with blas_threads(largest):
+            if init_state is None and overshoots(
+                step(state, args, kwargs)[1], self.guide.structure
+            ):
+                state = self._settled(state, args, kwargs)
             return run_steps(
                 lambda state: step(state, args, kwargs),
                 state,

@@ -24,6 +24,7 @@ from numpyro.infer import MCMC, NUTS, init_to_value
 from numpyro.infer.util import log_density
 
 from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, collapse, kernels
+from numpyro_tsvgp.linalg import blas_threads
 
 jax.config.update("jax_enable_x64", True)
 
@@ -32,7 +33,12 @@ LIKELIHOODS = {
     "Bernoulli": lambda f, scale: dist.Bernoulli(logits=f),
     "Student-t": lambda f, scale: dist.StudentT(3.0, f, scale),
 }
-PROBLEMS = [("Poisson", 50, 15), ("Poisson", 50, 50), ("Bernoulli", 100, 30), ("Student-t", 100, 30)]
+PROBLEMS = [
+    ("Poisson", 50, 15),
+    ("Poisson", 50, 50),
+    ("Bernoulli", 100, 30),
+    ("Student-t", 100, 30),
+]
 REFRESH = (0, 1, 2, 3, 8)
 
 
@@ -87,7 +93,8 @@ def reference(name, X, y, start, draws, chains):
         chain_method="sequential",
         progress_bar=False,
     )
-    mcmc.run(jax.random.key(0), X, y)
+    with blas_threads():  # its threads fight XLA's
+        mcmc.run(jax.random.key(0), X, y)
     logs = {k: np.log(v) for k, v in mcmc.get_samples(group_by_chain=True).items() if k in start}
     return {k: (v.mean(), v.std(), effective_sample_size(v)) for k, v in logs.items()}
 
@@ -149,7 +156,8 @@ def main():
     parser.add_argument("--quick", action="store_true", help="a small problem, few draws")
     parser.add_argument("--output", default="hyperparameter_bias.csv", help="where to put the CSV")
     args = parser.parse_args()
-    header = "likelihood n m method hyperparameter mean sd nuts_mean nuts_sd nuts_ess".split()
+    header = ["likelihood", "n", "m", "method", "hyperparameter", "mean", "sd"]
+    header += ["nuts_mean", "nuts_sd", "nuts_ess"]
     with open(args.output, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(header)
