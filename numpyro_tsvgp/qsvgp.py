@@ -95,7 +95,7 @@ class AutoMomentGaussian(AutoDualGaussian):
         if not self.whiten:
             factor = posterior.prior(site, Fitted(Z, Moments(zero, factor), None)).chol
         return {
-            self._name(name, "inducing"): Z,
+            self._name(name, "inducing"): jnp.copy(Z),  # a state may be donated
             self._name(name, "loc"): zero,
             self._name(name, "scale_tril"): jnp.broadcast_to(factor, shape),
         }
