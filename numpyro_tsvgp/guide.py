@@ -218,7 +218,9 @@ class AutoDualGaussian(AutoGuide):
                 initial["anchor"] = Z
         if self._keeps_inputs(name):
             initial["inputs"] = site.gp.X
-        return {self._name(name, what): value for what, value in initial.items()}
+        # Buffers of their own, so that a state can be donated without the user's arrays.
+        own = {k: jnp.copy(v) for k, v in initial.items() if k in ("inducing", "anchor", "inputs")}
+        return {self._name(name, what): value for what, value in (initial | own).items()}
 
     def declare(self, gps: Mapping[str, GPSite]) -> dict[str, Any]:
         """Declares the guide's parameters as NumPyro ``param`` sites and returns their values."""

@@ -214,7 +214,8 @@ class TSVGP:
             lambda x: lax.convert_element_type(x, jnp.result_type(x)), (fixed, free)
         )
         optim_state = free if self.optim is None else self.optim.init(free)
-        state = TSVGPState(optim_state, fixed, rng_key, *(jnp.zeros((), int),) * 3)
+        counts = [jnp.zeros((), int) for _ in range(3)]  # three buffers: a state may be donated
+        state = TSVGPState(optim_state, fixed, rng_key, *counts)
         check_rate(self, state, 1)
         check_priors(self, state, args, kwargs)
         return state

@@ -120,6 +120,19 @@ def test_one_compilation_for_one_shape():
     assert traces > before
 
 
+def test_a_state_can_be_donated():
+    """No two of its arrays share a buffer, and none is an array of the user's."""
+    inducing = jnp.asarray(Z)
+    for guide in (
+        AutoDualGaussian(model, inducing=inducing),
+        AutoDualGaussian(model, inducing=inducing, sites="untied"),
+    ):
+        state = TSVGP(model, guide, optax.adam(0.03)).init(KEY, X, Y)
+        own = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(state._replace(rng_key=None))]
+        theirs = [jnp.asarray(x).unsafe_buffer_pointer() for x in (inducing, X, Y)]
+        assert len({*own, *theirs}) == len(own) + len(theirs)
+
+
 def test_a_run_compiles_once_however_long():
     def traces_of_a_run(steps):
         driver = Driver(None)
