@@ -1,7 +1,8 @@
 """Set-up shared by the suite: precision, BLAS threads, plotting backend, data.
 
 The suite runs in float64. With ``TSVGP_TEST_FLOAT32=1`` JAX stays in float32, and only tests
-marked ``float32`` run; the others are skipped.
+marked ``float32`` run; the others are skipped. With ``TSVGP_TEST_ONCE=0`` those marked ``once``
+are skipped, which saves half of the time where the suite runs with several versions of Python.
 
 To reuse compiled programs between runs set ``JAX_COMPILATION_CACHE_DIR`` (JAX's own variable).
 The suite does not do so by itself: a cached CPU program is tied to the machine it was made on.
@@ -25,6 +26,8 @@ import pytest
 
 FLOAT32 = os.environ.get("TSVGP_TEST_FLOAT32", "") not in ("", "0")
 jax.config.update("jax_enable_x64", not FLOAT32)
+# Slow tests that depend least on versions need not run with each of them.
+ONCE = os.environ.get("TSVGP_TEST_ONCE", "") != "0"
 
 DATA = Path(__file__).parent / "data"
 
@@ -37,7 +40,10 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     need64 = pytest.mark.skip(reason="needs float64 (TSVGP_TEST_FLOAT32 is set)")
     need32 = pytest.mark.skip(reason="float32 session only (set TSVGP_TEST_FLOAT32=1)")
+    elsewhere = pytest.mark.skip(reason="TSVGP_TEST_ONCE=0: runs with another Python")
     for item in items:
+        if not ONCE and item.get_closest_marker("once") is not None:
+            item.add_marker(elsewhere)
         marker = item.get_closest_marker("float32")
         if FLOAT32 and marker is None:
             item.add_marker(need64)
@@ -51,6 +57,10 @@ def _precision_is_restored():
     yield
     if jax.config.jax_enable_x64 == FLOAT32:
         jax.config.update("jax_enable_x64", not FLOAT32)
+
+
+# Slow tests that depend least on versions need not run with each of them.
+ONCE = os.environ.get("TSVGP_TEST_ONCE", "") != "0"
 
 
 class Data(NamedTuple):

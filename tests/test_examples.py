@@ -3,7 +3,7 @@
 They run in this process: importing JAX anew for each would take longer than most of them.
 """
 
-import os
+import csv
 import re
 import runpy
 import struct
@@ -12,14 +12,13 @@ import warnings
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SCRIPTS = sorted(path for path in EXAMPLES.glob("*.py") if not path.name.startswith("_"))
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TSVGP_TEST_PAGES") == "0", reason="TSVGP_TEST_PAGES=0: run elsewhere, once"
-)
+pytestmark = pytest.mark.once
 
 
 def test_there_are_examples():
@@ -61,3 +60,18 @@ def test_every_data_file_has_its_source_and_licence():
         section = sections.get(path.name, "")
         documented = "\nSource:" in section and "\nLicence:" in section
         assert documented or path.name in rows or path.name == "README.md", path.name
+
+
+BENCHMARKS = sorted((EXAMPLES / "benchmarks").glob("*.py"))
+
+
+@pytest.mark.parametrize("script", BENCHMARKS, ids=lambda path: path.stem)
+def test_benchmark(script, tmp_path, monkeypatch, capsys):
+    """In its quick form, which leaves a table of numbers."""
+    table = tmp_path / "table.csv"
+    monkeypatch.setattr(sys, "argv", [str(script), "--quick", "--output", str(table)])
+    runpy.run_path(str(script), run_name="__main__")
+    header, *rows = csv.reader(table.read_text().splitlines())
+    assert len(rows) >= 4 and all(len(row) == len(header) for row in rows)
+    column = header.index("median_ms" if "median_ms" in header else "mean")
+    assert np.isfinite([float(row[column]) for row in rows]).all()

@@ -270,6 +270,7 @@ def bounded(count: int):
     )
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("number", range(len(LIKELIHOODS)))
 def test_small_step_does_not_lower_the_bound(number):
     @seed(number)  # other draws for each likelihood, the same in each run

@@ -239,6 +239,7 @@ def refit_case(name):
     return model, likelihood, X, y
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", ["bernoulli", "poisson", "two GPs"])
 def test_loo_against_refits(name):
     model, likelihood, X, y = refit_case(name)

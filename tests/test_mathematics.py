@@ -643,6 +643,7 @@ def test_numpyro_adam_is_optax_adam(banana, banana_adam):
     np.testing.assert_allclose(ours, banana_adam[1].losses[:50], rtol=1e-5)
 
 
+@pytest.mark.once
 def test_lbfgs_converges_in_a_handful_of_iterations(banana, banana_adam):
     adam = banana_adam[1].losses
     lbfgs = fit_banana(banana, optax.lbfgs(), 8, e_steps=5, m_steps=10)[1].losses
@@ -672,6 +673,7 @@ def clustered_poisson(X, y=None):
         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
 
 
+@pytest.mark.once
 @pytest.mark.float32
 @pytest.mark.parametrize("problem", ["banana", "clustered"])
 def test_single_precision_ends_where_double_does(banana, problem, request):

@@ -10,6 +10,8 @@ import pytest
 
 SCRIPTS = Path(__file__).parent.parent / "examples" / "paper"
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):

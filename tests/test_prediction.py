@@ -235,7 +235,8 @@ def test_marginals_at_many_inputs_in_bounded_memory():
 
     guide = AutoDualGaussian(rough, inducing=np.linspace(0.0, 1.0, m))
     svi = TSVGP(rough, guide, None)
-    params = svi.get_params(svi.init(jax.random.key(0), X, Y))
+    data = np.linspace(0.0, 1.0, m), np.zeros(m)
+    params = svi.get_params(svi.init(jax.random.key(0), *data))
     site = guide.read(params, (np.linspace(0.0, 1.0, n),), {}).gps["f"]
     program = posterior.marginals.lower(site, guide.unpack("f", params)).compile()
     # What the program allocates besides its arguments and results: a few chunks of 2^22 numbers,

@@ -6,7 +6,6 @@ that the code is right, not that it converges.
 """
 
 import ast
-import os
 import re
 from pathlib import Path
 
@@ -26,10 +25,6 @@ from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     path for path in (ROOT / "docs").glob("*.md") if "```python\n" in path.read_text("utf8")
-)
-
-once = pytest.mark.skipif(
-    os.environ.get("TSVGP_TEST_PAGES") == "0", reason="TSVGP_TEST_PAGES=0: run elsewhere, once"
 )
 
 
@@ -112,7 +107,7 @@ def test_there_are_pages():
     assert len(PAGES) >= 8
 
 
-@once
+@pytest.mark.once
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_the_code_of_a_page_runs(page, names, short, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

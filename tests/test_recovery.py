@@ -135,6 +135,7 @@ def _both_curvatures(model, X, y, m, steps):
     return losses
 
 
+@pytest.mark.once
 def test_curvatures_agree_on_outliers(outliers):
     losses = _both_curvatures(student, *outliers, m=15, steps=100)
     # Both settle at 99.24; Adam leaves them within 0.01 of one another.
@@ -144,6 +145,7 @@ def test_curvatures_agree_on_outliers(outliers):
     assert abs(losses["clip"][3] - losses["riemannian"][3]) > 1.0
 
 
+@pytest.mark.once
 def test_curvatures_agree_on_two_gps(mcycle):
     X, y = mcycle.X[:, 0], mcycle.y
     X, y = (X - X.mean()) / X.std(), (y - y.mean()) / y.std()
@@ -727,6 +729,7 @@ for number in range(first, last):
 """
 
 
+@pytest.mark.once
 @pytest.mark.timeout(600)
 def test_killed_runs_end_as_if_they_had_not_been(tmp_path):
     """Ten runs are killed at a random moment each, and resumed by another process.
