@@ -308,8 +308,8 @@ def check_inducing(name: str, Z: Array, site: GPSite, structure: Structure) -> N
     if distinct < len(values):
         raise ValueError(
             f"The inducing inputs of GP site '{name}' have {len(values) - distinct} duplicate "
-            "rows, which make their covariance singular. inducing.kmeans, inducing.greedy and "
-            "inducing.subset return distinct rows."
+            "rows, which make their covariance singular. inducing.greedy and inducing.subset "
+            "return distinct rows."
         )
     size = round(site.rows * structure.subsampling)
     if len(values) > size:

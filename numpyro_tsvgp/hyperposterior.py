@@ -44,7 +44,7 @@ def collapse(
     get all of their data.
 
     On CPU run the sampler under :func:`~numpyro_tsvgp.linalg.blas_threads`: its many small
-    factorisations are then several times faster.
+    factorisations are then many times faster.
 
     Args:
       model: the NumPyro model.
