@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
 
+pytestmark = pytest.mark.once
+
 KERNELS = {
     "rbf": lambda: kernels.RBF(0.4),
     "matern12": lambda: kernels.Matern12(0.5, 2.0),
@@ -270,7 +272,6 @@ def bounded(count: int):
     )
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("number", range(len(LIKELIHOODS)))
 def test_small_step_does_not_lower_the_bound(number):
     @seed(number)  # other draws for each likelihood, the same in each run

@@ -22,6 +22,8 @@ from numpyro_tsvgp import (
     to_arviz,
 )
 
+pytestmark = pytest.mark.once
+
 JITTER = 1e-8
 N, M = 14, 5
 rng = np.random.RandomState(0)
