@@ -551,7 +551,7 @@ def test_data_of_a_hyperparameter_are_taken():
         (np.stack([X, X], 1), Z, r"'f' have shape \(6,\).*\(30, 2\).*number of columns"),
         (np.stack([X, X], 1), np.ones((6, 3)), r"\(6, 3\).*\(30, 2\).*number of columns"),
         (X, np.ones((6, 2)), r"'f' have shape \(6, 2\).*\(30,\).*number of columns"),
-        (X, np.r_[Z, Z[:2]], r"GP site 'f' have 2 duplicate rows.*singular.*inducing\.kmeans"),
+        (X, np.r_[Z, Z[:2]], r"GP site 'f' have 2 duplicate rows.*singular.*inducing\.greedy"),
         (X, np.linspace(0, 1, 40), r"'f' has 40 inducing inputs.*30 data points.*inducing=None"),
         (X, np.r_[Z, np.nan], r"inducing inputs of GP site 'f'.*value nan at index 6"),
         (X, np.zeros(0), r"inducing inputs of GP site 'f' are empty"),
