@@ -78,7 +78,7 @@ mcmc = MCMC(
     chain_method="vectorized",
     progress_bar=False,
 )
-with blas_threads():  # many times faster on CPU
+with blas_threads():  # several times faster on a busy machine
     mcmc.run(jax.random.key(1), X, y)
 X_new = np.linspace(1846.0, 1886.0, 81)
 data = to_arviz(

@@ -43,8 +43,8 @@ def collapse(
     ``numpyro.param`` values and the inducing inputs are held at ``params``. Plates that subsample
     get all of their data.
 
-    On CPU run the sampler under :func:`~numpyro_tsvgp.linalg.blas_threads`: its many small
-    factorisations are then many times faster.
+    On CPU run the sampler under :func:`~numpyro_tsvgp.linalg.blas_threads`: on a busy machine its
+    many small factorisations are then several times faster.
 
     Args:
       model: the NumPyro model.
