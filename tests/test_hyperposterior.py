@@ -78,9 +78,9 @@ def test_the_density_of_a_regression_is_the_marginal_likelihood(fitted):
     # The jitter of 1.3e-8 at the inducing inputs, times N, divided by a noise variance of 0.01,
     # times the squared residuals, a few of these variances.
     np.testing.assert_allclose(refreshed, exact, atol=1e-4)
-    # With the sites of the fit held, the density is a bound that is exact where they were made.
+    # With the sites of the fit held, the density is a lower bound, and a loose one far away.
     held = at_points(collapse(regression, guide, params, refresh=0), X, Y)
-    assert held[1:].max() < (exact[1:] - 0.01).max() and (held < exact + 1e-5).all()
+    assert (held < exact + 1e-5).all() and (held[1:3] < exact[1:3] - 0.1).all()
 
 
 def test_handlers_around_the_density_add_their_own_sites(fitted):
