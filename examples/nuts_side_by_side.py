@@ -83,16 +83,19 @@ for name, (mean, sd) in posteriors.items():
 
 # %% A picture
 fig, axes = plt.subplots(1, 3, figsize=(14, 4), layout="constrained", width_ratios=[2, 1, 1])
-axes[0].plot(X, np.log(np.maximum(y / width, 0.2)), "k.", markersize=4, label="log of the count")
+axes[0].plot(
+    X, np.log(np.maximum(y / width, 0.2)), "k.", markersize=4, label="log of the count a year"
+)
 for i, (name, (mean, sd)) in enumerate(posteriors.items()):
     band(axes[0], X, mean, sd, f"C{i}", name)
 axes[0].set(title="posterior of the log rate, two deviations", xlabel="year")
 axes[0].legend(fontsize=8)
 points = guide.median(result.params, X)
 for ax, name in zip(axes[1:], ("lengthscale", "deviation"), strict=True):
-    upper = np.quantile(nuts[name], 0.99)
+    upper = max(np.quantile(draws[name], 0.99) for draws in hyperparameters.values())
     for draws, color in zip(hyperparameters.values(), ("C0", "C2"), strict=False):
         ax.hist(draws[name], np.linspace(0, upper, 21), color=color, alpha=0.4, density=True)
     ax.axvline(points[name], color="C1")
-    ax.set(title=f"posterior of the {name}", yticks=[])
+    unit = " (years)" if name == "lengthscale" else ""
+    ax.set(title=f"posterior of the {name}", xlabel=name + unit, yticks=[])
 save(fig, args.output)

@@ -239,7 +239,7 @@ def refine(
 
     def sums(name: str, linear: Array, quadratic: Array) -> sites.Whitened:
         w = features[name].w
-        return sites.Whitened(sites._sum_linear(w, linear), sites._sum_quadratic(w, quadratic))
+        return sites.Whitened(sites.sum_linear(w, linear), sites.sum_quadratic(w, quadratic))
 
     def marginals(current: Mapping[str, sites.Whitened]) -> dict[str, Marginals]:
         out = {}

@@ -162,8 +162,8 @@ def step(
     clip = curvature == "clip"
     beta = jnp.maximum(gradients.beta, 0.0) if clip else gradients.beta
     identity = jnp.eye(q.mean.shape[-1], dtype=q.mean.dtype)
-    by_mean = sites._sum_linear(training.w, gradients.alpha) - q.mean
-    by_covariance = -0.5 * sites._sum_quadratic(training.w, beta) - 0.5 * identity - value.quadratic
+    by_mean = sites.sum_linear(training.w, gradients.alpha) - q.mean
+    by_covariance = -0.5 * sites.sum_quadratic(training.w, beta) - 0.5 * identity - value.quadratic
     if clip:
         by_first = by_mean - 2.0 * jnp.einsum("pij,pj->pi", by_covariance, q.mean)
         return Natural(value.linear + rate * by_first, value.quadratic + rate * by_covariance)

@@ -53,6 +53,8 @@ __all__ = [
     "means",
     "posterior",
     "prior",
+    "sum_linear",
+    "sum_quadratic",
     "whiten",
 ]
 
@@ -148,14 +150,14 @@ def _project(matrices: Array, w: Array) -> Array:
     return matrices @ w
 
 
-def _sum_linear(w: Array, values: Array) -> Array:
+def sum_linear(w: Array, values: Array) -> Array:
     """``sum_i values_i w_i`` for each latent function: (p, m)."""
     if w.shape[0] == 1:
         return values @ w[0].T
     return jnp.einsum("pmn,pn->pm", w, values)
 
 
-def _sum_quadratic(w: Array, values: Array) -> Array:
+def sum_quadratic(w: Array, values: Array) -> Array:
     """``sum_i values_i w_i w_i^T`` for each latent function: (p, m, m)."""
     weighted = w * values[:, None, :]
     if w.shape[0] == 1:
@@ -193,7 +195,7 @@ def whiten(
     if training is None:
         raise ValueError("Point sites need the features at the training inputs.")
     return Whitened(
-        _sum_linear(training.w, sites.linear), _sum_quadratic(training.w, sites.quadratic)
+        sum_linear(training.w, sites.linear), sum_quadratic(training.w, sites.quadratic)
     )
 
 
@@ -235,8 +237,8 @@ def blend(
     linear = gradients.alpha + quadratic * mean
     if isinstance(sites, TiedSites):
         return TiedSites(
-            (1 - rate) * sites.linear + rate * _sum_linear(training.w, linear),
-            (1 - rate) * sites.quadratic + rate * _sum_quadratic(training.w, quadratic),
+            (1 - rate) * sites.linear + rate * sum_linear(training.w, linear),
+            (1 - rate) * sites.quadratic + rate * sum_quadratic(training.w, quadratic),
             prior.inverse,
             sites.anchor,
         )
@@ -275,10 +277,10 @@ def blend_riemannian(
       W. Lin, M. Schmidt, M. E. Khan, *Handling the positive-definite constraint in the Bayesian
       learning rule*, ICML 2020.
     """
-    delta = _sum_quadratic(training.w, gradients.beta) - sites.quadratic
+    delta = sum_quadratic(training.w, gradients.beta) - sites.quadratic
     half = q.inverse @ delta
     gram = sites.quadratic + rate * delta + 0.5 * rate**2 * half.mT @ half
-    pull = _sum_linear(training.w, gradients.alpha) - q.mean
+    pull = sum_linear(training.w, gradients.alpha) - q.mean
     xi = q.mean + jnp.einsum("pij,pj->pi", gram, q.mean) + rate * pull
     return TiedSites(xi, gram, sites.inverse, sites.anchor)
 

@@ -31,13 +31,17 @@ def main() -> None:
             columns[key].append(float(100 * np.median(run.seconds)))
             columns[f"{key}_best"].append(float(100 * np.min(run.seconds)))
     results.table(columns)
+    plot(results, methods, columns)
 
+
+def plot(results, methods, columns):
     table = published("fig5_seconds_per_100_steps_vs_m")
     figure, ax = plt.subplots(figsize=(6, 4), layout="constrained")
-    for method, name in zip(methods, ("t_svgp", "q_svgp"), strict=False):
+    names = (("t_svgp", "t-SVGP"), ("q_svgp", "q-SVGP"))
+    for method, (name, label) in zip(methods, names, strict=False):
         style = {"color": method.colour, "marker": "o"}
-        ax.plot(table["m"], table[name], ls=":", label=f"{method.label}, published", **style)
-        ax.plot(sizes, columns[method.key], label=f"{method.label}, ours", **style)
+        ax.plot(table["m"], table[name], ls=":", label=f"{label}, published", **style)
+        ax.plot(columns["m"], columns[method.key], label=f"{method.label}, ours", **style)
     ax.set(xlabel="inducing inputs m", ylabel="seconds for 100 iterations", yscale="log")
     ax.legend()
     results.picture(figure)

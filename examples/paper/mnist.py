@@ -163,7 +163,8 @@ def plot(results, rows, runs):
     figure, axes = plt.subplots(2, 2, figsize=(11, 7.5), layout="constrained", sharey="row")
     for method in METHODS:
         name = "t_svgp" if method is T else "q_svgp"
-        style = {"color": method.colour, "ls": ":", "label": f"{method.label}, published"}
+        label = "t-SVGP, published" if method is T else "q-SVGP, published"
+        style = {"color": method.colour, "ls": ":", "label": label}
         for row, table, what in ((0, nlpd, "nlpd"), (1, elbo, "elbo")):
             axes[row, 0].plot(table["step"], table[f"{name}_{what}"], **style)
             axes[row, 1].plot(table[f"{name}_seconds"], table[f"{name}_{what}"], **style)
