@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
-from jax import Array
+from jax import Array, lax
 
 from numpyro_tsvgp import moments, posterior, sites
 from numpyro_tsvgp.expectations import (
+    LogLikelihood,
     Marginals,
     Rule,
     choose_rule,
@@ -26,39 +28,66 @@ from numpyro_tsvgp.expectations import (
 from numpyro_tsvgp.extract import GPSite, Reading, log_likelihood, read
 from numpyro_tsvgp.guide import AutoDualGaussian, Params
 from numpyro_tsvgp.moments import Moments, Natural, WhitenedMoments
-from numpyro_tsvgp.posterior import Sites
+from numpyro_tsvgp.posterior import Fitted, Sites
 from numpyro_tsvgp.sites import Features, PointSites, Posterior, Prior, TiedSites, Whitened
 
-__all__ = ["collapsed_model", "refresh_sites", "update_sites"]
+__all__ = ["EStep", "collapsed_model", "refresh_sites", "update_sites"]
 
 
 _Carried = TiedSites | PointSites | Natural
+
+
+class EStep(NamedTuple):
+    """How sites are updated: the rate r, how often, and what becomes of negative curvature."""
+
+    rate: Any = 1.0
+    steps: int = 1
+    curvature: str = "clip"
 
 
 class Data(NamedTuple):
     """One GP at its training inputs and the current hyperparameters."""
 
     site: GPSite
-    sites: Sites
+    fitted: Fitted
     prior: Prior
     features: Features
-    inducing: Array
-    shift: Array | None
 
-    def posterior(self) -> Posterior:
-        if isinstance(self.sites, Moments | WhitenedMoments):
-            return moments.posterior(self.sites, self.prior)
-        return sites.posterior(sites.whiten(self.sites, self.prior, self.features, self.shift))
+    @property
+    def sites(self) -> Sites:
+        return self.fitted.sites
+
+    def whitened(self) -> Whitened:
+        shift = posterior.anchor_shift(self.site, self.fitted)
+        return sites.whiten(self.sites, self.prior, self.features, shift)
+
+    def bound(self, fresh: Sites | None) -> tuple[Marginals, Array]:
+        """Marginals and divergence, with the sites kept or with others made here and now."""
+        if self.prior.precision is not None:
+            if fresh is None:
+                whitened = self.whitened()
+            else:
+                assert isinstance(fresh, TiedSites)
+                departure = posterior.departure(self.site, self.fitted)
+                whitened = sites.whiten_fresh(fresh, self.prior, departure)
+            return sites.free_bound(self.prior, whitened, self.features)
+        value = self.sites if fresh is None else fresh
+        if isinstance(value, Moments | WhitenedMoments):
+            q = moments.posterior(value, self.prior)
+        else:
+            q = sites.posterior(sites.whiten(value, self.prior, self.features))
+        return sites.marginals(q, self.features), sites.kl_divergence(q)
 
 
-def _at_data(guide: AutoDualGaussian, reading: Reading, params: Params) -> dict[str, Data]:
+def _at_data(
+    guide: AutoDualGaussian, reading: Reading, params: Params, *, held: bool
+) -> dict[str, Data]:
     out = {}
     for name, site in reading.gps.items():
         fitted = guide.unpack(name, params)
-        prior = posterior.prior(site, fitted)
+        prior = posterior.prior(site, fitted, held=held and isinstance(fitted.sites, TiedSites))
         features = posterior.training_features(site, fitted, prior, site.gp.X)
-        shift = posterior.anchor_shift(site, fitted)
-        out[name] = Data(site, fitted.sites, prior, features, fitted.inducing, shift)
+        out[name] = Data(site, fitted, prior, features)
     return out
 
 
@@ -71,7 +100,12 @@ def collapsed_model(
     guide: AutoDualGaussian,
     rule: Rule | None = None,
     key: Array | None = None,
+    *,
     refresh: int = 0,
+    held: bool = False,
+    e_step: EStep | None = None,
+    found: dict[str, Any] | None = None,
+    wanted: Any = None,
 ) -> Callable[..., None]:
     r"""The model of the hyperparameters: GPs integrated out, the bound in place of the data.
 
@@ -85,6 +119,13 @@ def collapsed_model(
       key: key for rules with random nodes; the bound is a deterministic function given it.
       refresh: number of site updates at rate 1 before the bound is taken. They are part of the
         density and are differentiated through.
+      held: whether to take the bound in coordinates that are held, which makes its gradient
+        cheaper and leaves it without second derivatives.
+      e_step: an E-step to take before, which is not part of the density: the bound is that of the
+        sites it leads to. They share everything that depends on the hyperparameters alone. Asks
+        for ``held``.
+      found: where to put what the E-step found, ``sites`` and ``floored``.
+      wanted: see :func:`~numpyro_tsvgp.expectations.expect`.
 
     Returns:
       A NumPyro model with the arguments of the original one. The guide's sites and inducing
@@ -108,18 +149,25 @@ def collapsed_model(
         fixed_key = jax.random.key(0) if key is None else key
         if refresh:
             params |= update_sites(
-                guide, reading, params, args, kwargs, steps=refresh, rule=rule, key=fixed_key
+                guide, reading, params, args, kwargs, EStep(steps=refresh), rule=rule, key=fixed_key
             )[0]
+        data = _at_data(guide, reading, params, held=held)
+        quadrature = _nodes(guide, rule, fixed_key)
+        new: dict[str, Sites] = {}
+        if e_step is not None:
+            still, pinned = lax.stop_gradient((data, reading.pinned))
+            likelihood = log_likelihood(guide.model, reading._replace(pinned=pinned), args, kwargs)
+            new, floored = _updated(still, likelihood, structure.axes, quadrature, e_step)
+            if found is not None:
+                found.update(sites=_pack(guide, new), floored=floored)
         kl: Any = 0.0
         marginals = {}
-        for name, data in _at_data(guide, reading, params).items():
-            q = data.posterior()
-            mean, variance = sites.marginals(q, data.features)
-            marginals[name] = Marginals(mean + data.site.loc, variance)
-            kl = kl + sites.kl_divergence(q)
+        for name, d in data.items():
+            (mean, variance), divergence = d.bound(new.get(name))
+            marginals[name] = Marginals(mean + d.site.loc, variance)
+            kl = kl + divergence
         likelihood = log_likelihood(guide.model, reading, args, kwargs)
-        nodes, weights = _nodes(guide, rule, fixed_key)
-        expected = expect(likelihood, marginals, structure.axes, nodes, weights)
+        expected = expect(likelihood, marginals, structure.axes, *quadrature, wanted=wanted)
         numpyro.factor("bound", expected - kl)
 
     return model
@@ -131,14 +179,12 @@ def update_sites(
     params: Params,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
+    e_step: EStep,
     *,
-    rate: Any = 1.0,
-    steps: int = 1,
     rule: Rule | None = None,
-    curvature: str = "clip",
     key: Array,
 ) -> tuple[dict[str, Array], Array]:
-    """The E-step: ``steps`` site updates of every GP at fixed hyperparameters.
+    """The E-step: site updates of every GP at fixed hyperparameters.
 
     Features are computed once, and in whitened coordinates nothing is solved in between.
 
@@ -148,19 +194,36 @@ def update_sites(
       params: current parameters.
       args: arguments of the model.
       kwargs: keyword arguments of the model.
-      rate: the step size r.
-      steps: number of updates.
+      e_step: how sites are updated.
       rule: quadrature rule, or None for the default.
-      curvature: what becomes of negative curvature, ``"clip"`` or ``"riemannian"``.
       key: key for rules with random nodes.
 
     Returns:
       The site parameters after the updates, and how many marginal variances were floored.
     """
     likelihood = log_likelihood(guide.model, reading, args, kwargs)
-    nodes, weights = _nodes(guide, rule, key)
-    axes = guide.structure.axes
-    data = _at_data(guide, reading, params)
+    data = _at_data(guide, reading, params, held=False)
+    quadrature = _nodes(guide, rule, key)
+    new, floored = _updated(data, likelihood, guide.structure.axes, quadrature, e_step)
+    return _pack(guide, new), floored
+
+
+def _pack(guide: AutoDualGaussian, new: Mapping[str, Sites]) -> dict[str, Array]:
+    packed: dict[str, Array] = {}
+    for name, value in new.items():
+        packed |= guide.pack(name, value)
+    return packed
+
+
+def _updated(
+    data: Mapping[str, Data],
+    likelihood: LogLikelihood,
+    axes: Mapping[str, np.ndarray],
+    quadrature: tuple[Array, Array],
+    e_step: EStep,
+) -> tuple[dict[str, Sites], Array]:
+    """The sites of every GP after the updates, and how many variances were floored."""
+    rate, steps, curvature = e_step
 
     def posteriors(current: Mapping[str, _Carried]) -> dict[str, Posterior]:
         out = {}
@@ -182,7 +245,7 @@ def update_sites(
             name: Marginals(centred[name].mean + d.site.loc, centred[name].variance)
             for name, d in data.items()
         }
-        _, gradients = site_gradients(likelihood, marginals, axes, nodes, weights)
+        _, gradients = site_gradients(likelihood, marginals, axes, *quadrature)
         new: dict[str, _Carried] = {}
         for name, d in data.items():
             value, gradient = current[name], gradients[name]
@@ -199,11 +262,8 @@ def update_sites(
 
     # To the coordinates of the current prior once, before the first update, and back at the end.
     carry = {name: _start(d) for name, d in data.items()}, jnp.zeros((), int)
-    final, floored = step(0, carry) if steps == 1 else jax.lax.fori_loop(0, steps, step, carry)
-    packed: dict[str, Array] = {}
-    for name, value in final.items():
-        packed |= guide.pack(name, _finish(value, data[name]))
-    return packed, floored
+    final, floored = step(0, carry) if steps == 1 else lax.fori_loop(0, steps, step, carry)
+    return {name: _finish(value, data[name]) for name, value in final.items()}, floored
 
 
 def _start(data: Data) -> _Carried:
@@ -212,9 +272,8 @@ def _start(data: Data) -> _Carried:
     if isinstance(value, Moments | WhitenedMoments):
         return moments.natural(moments.posterior(value, data.prior))
     if isinstance(value, TiedSites):
-        anchor = None if value.anchor is None else data.inducing
-        moved = sites.whiten(value, data.prior, None, data.shift)
-        return TiedSites(*moved, data.prior.inverse, anchor)
+        anchor = None if value.anchor is None else data.fitted.inducing
+        return TiedSites(*data.whitened(), data.prior.inverse, anchor)
     return value
 
 
@@ -254,5 +313,6 @@ def refresh_sites(
         return params
     reading = guide.read(params, args, kwargs, hyper)
     key = jax.random.key(0)
-    new, _ = update_sites(guide, reading, params, args, kwargs, steps=steps, rule=rule, key=key)
+    how = EStep(steps=steps)
+    new, _ = update_sites(guide, reading, params, args, kwargs, how, rule=rule, key=key)
     return {**params, **new}

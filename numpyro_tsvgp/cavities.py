@@ -142,10 +142,6 @@ def frame(
     return Frame(guide, layout, nodes, weights, curvature == "clip")
 
 
-def _explained(q: sites.Posterior, features: sites.Features) -> Array:
-    return (sites._project(q.inverse, features.w) ** 2).sum(-2)
-
-
 def marginals_at_data(site: GPSite, fitted: Fitted) -> tuple[Marginals, Array, sites.Posterior]:
     """Posterior marginals of one GP at the data, in chunks of rows.
 
@@ -161,7 +157,7 @@ def marginals_at_data(site: GPSite, fitted: Fitted) -> tuple[Marginals, Array, s
 
     def at(features: sites.Features) -> tuple[Array, Array, Array]:
         mean, variance = sites.marginals(q, features)
-        return mean, variance, jnp.minimum(_explained(q, features), variance)
+        return mean, variance, jnp.minimum(sites.explained_variance(q, features), variance)
 
     X, n = site.gp.X, site.rows
     chunk = max(_CHUNK_ELEMENTS // math.prod(q.mean.shape), 256)

@@ -13,7 +13,7 @@ import xarray as xr
 from jax import Array, lax
 from numpyro.util import find_stack_level
 
-from numpyro_tsvgp import arviz_versions, cavities, posterior, sites
+from numpyro_tsvgp import arviz_versions, cavities, posterior
 from numpyro_tsvgp.bound import refresh_sites
 from numpyro_tsvgp.cavities import AtData, Frame, Given
 from numpyro_tsvgp.expectations import Rule
@@ -280,6 +280,6 @@ def _deltas(frame: Frame, given: Given, at: Mapping[str, AtData]) -> dict[str, A
         prior = posterior.prior(site, fitted)
         q = posterior.inducing_values(site, fitted, prior)
         w = posterior.training_features(site, fitted, prior, site.gp.X).w
-        moved = prior.chol @ (q.inverse.mT @ sites._project(q.inverse, w))  # (p, m, n)
-        out[name] = -(moved * (at[name].alpha / (1 - at[name].leverage))[:, None, :]).mT
+        moved = w @ (prior.chol @ q.inverse.mT @ q.inverse).mT  # (p, n, m)
+        out[name] = -moved * (at[name].alpha / (1 - at[name].leverage))[..., None]
     return out

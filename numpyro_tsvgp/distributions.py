@@ -148,15 +148,15 @@ def _apply(matrix: Array, vectors: Array) -> Array:
 class GPPosterior(dist.Distribution):
     r"""The joint posterior of function values, as draws need it.
 
-    .. math:: f = \mu + W^\top s + R^{1/2} \varepsilon, \qquad s \sim \mathcal{N}(B^{-1}\xi, B^{-1})
+    .. math:: f = \mu + W s + R^{1/2} \varepsilon, \qquad s \sim \mathcal{N}(B^{-1}\xi, B^{-1})
 
     The inducing values :math:`s` are drawn in ``m`` dimensions; the residual covariance
-    :math:`R = k(X, X) - W^\top W` does not depend on the sites, so latent functions that share a
+    :math:`R = k(X, X) - W W^\top` does not depend on the sites, so latent functions that share a
     kernel share its factor, and it is made once for any number of draws.
 
     Args:
-      loc: prior mean plus :math:`W^\top B^{-1} \xi`, shape ``batch + (n,)``.
-      w: whitened features, ``(m, n)`` or ``batch + (m, n)``.
+      loc: prior mean plus :math:`W B^{-1} \xi`, shape ``batch + (n,)``.
+      w: whitened features, ``(n, m)`` or ``batch + (n, m)``.
       inverse: inverse of the Cholesky factor of B, shape ``batch + (m, m)``.
       residual_chol: Cholesky factor of R, ``(n, n)`` or ``batch + (n, n)``.
     """
@@ -183,7 +183,7 @@ class GPPosterior(dist.Distribution):
     @property
     def variance(self) -> Array:
         residual = (self.residual_chol**2).sum(-1)
-        return residual + ((self.inverse @ self.w) ** 2).sum(-2)
+        return residual + ((self.w @ self.inverse.mT) ** 2).sum(-1)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         assert is_prng_key(key)
@@ -196,12 +196,12 @@ class GPPosterior(dist.Distribution):
     def from_noise(self, s: Array, r: Array) -> Array:
         """Draws from standard normal numbers of shape ``(..., m)`` and ``(..., n)``."""
         s = jnp.einsum("...ij,...i->...j", self.inverse, s)
-        return self.loc + _apply(self.w.mT, s) + _apply(self.residual_chol, r)
+        return self.loc + _apply(self.w, s) + _apply(self.residual_chol, r)
 
     @validate_sample
     def log_prob(self, value: Array) -> Array:
-        explained = self.inverse @ self.w
-        covariance = self.residual_chol @ self.residual_chol.mT + explained.mT @ explained
+        explained = self.w @ self.inverse.mT
+        covariance = self.residual_chol @ self.residual_chol.mT + explained @ explained.mT
         return _normal_log_prob(value - self.loc, *cholesky_and_inverse(covariance))
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -131,6 +131,8 @@ def expect(
     axes: Mapping[str, np.ndarray],
     nodes: Array,
     weights: Array,
+    *,
+    wanted: Any = None,
 ) -> Array:
     r"""The expected log-likelihood under independent Gaussian marginals.
 
@@ -143,9 +145,12 @@ def expect(
         functions that never meet in one term share a coordinate.
       nodes: nodes of a rule, shape ``(size, dim)``.
       weights: weights of the rule, shape ``(size,)``.
+      wanted: whether the value is wanted, or the gradient alone, as a boolean scalar that need not
+        be known before. The value, of many logarithms where the gradient has none, can be the
+        larger part. None for both.
 
     Returns:
-      The expectation, a scalar.
+      The expectation, a scalar; zero where it is not wanted.
 
     Examples:
       >>> import jax, jax.numpy as jnp, numpy as np
@@ -157,32 +162,63 @@ def expect(
       4.5
     """
 
-    scales = {name: jnp.sqrt(q.variance) for name, q in marginals.items()}
-
-    def term(node: Array, weight: Array) -> Array:
+    def term(free: Any, marginals: Mapping[str, Marginals], node: Array, weight: Array) -> Array:
         values = {
-            name: q.mean + scales[name] * node[axes[name]].astype(q.mean.dtype)[:, None]
+            name: q.mean + jnp.sqrt(q.variance) * node[axes[name]].astype(q.mean.dtype)[:, None]
             for name, q in marginals.items()
         }
-        return weight * log_likelihood(values)
+        return weight * function(values, *free)
 
-    size = nodes.shape[0]
-    if size <= _NODES_AT_ONCE:
-        return jax.vmap(term)(nodes, weights).sum()
+    def chunk(free: Any, marginals: Mapping[str, Marginals], nodes: Array, weights: Array) -> Array:
+        return jax.vmap(lambda *node: term(free, marginals, *node))(nodes, weights).sum()
 
-    # Equal chunks; the padding has weight zero. Recomputing a chunk in the reverse pass keeps
-    # the memory of all chunks from piling up.
-    chunks = -(-size // _NODES_AT_ONCE)
-    pad = -size % chunks
-    nodes = jnp.pad(nodes, ((0, pad), (0, 0))).reshape(chunks, -1, nodes.shape[1])
-    weights = jnp.pad(weights, (0, pad)).reshape(chunks, -1)
+    def over_chunks(function: Callable[..., Any]) -> Any:
+        """The sum over all nodes of a function of one chunk of them."""
+        size = nodes.shape[0]
+        if size <= _NODES_AT_ONCE:
+            return function(nodes, weights)
+        # Equal chunks; the padding has weight zero.
+        chunks = -(-size // _NODES_AT_ONCE)
+        pad = -size % chunks
+        some_nodes = jnp.pad(nodes, ((0, pad), (0, 0))).reshape(chunks, -1, nodes.shape[1])
+        some_weights = jnp.pad(weights, (0, pad)).reshape(chunks, -1)
+        zero = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype),
+            jax.eval_shape(function, some_nodes[0], some_weights[0]),
+        )
 
-    @jax.checkpoint
-    def chunk(total: Array, inputs: tuple[Array, Array]) -> tuple[Array, None]:
-        return total + jax.vmap(term)(*inputs).sum(), None
+        def add(total: Any, inputs: tuple[Array, Array]) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, function(*inputs)), None
 
-    dtype = jax.eval_shape(term, nodes[0, 0], weights[0, 0]).dtype
-    return lax.scan(chunk, jnp.zeros((), dtype), (nodes, weights))[0]
+        return lax.scan(add, zero, (some_nodes, some_weights))[0]
+
+    # The gradient is summed chunk by chunk together with the value, so that nothing of a chunk is
+    # kept for, or computed anew in, a reverse pass.
+    @jax.custom_jvp
+    def integral(free: Any, marginals: Mapping[str, Marginals]) -> Array:
+        def value() -> Array:
+            return over_chunks(lambda *nodes: chunk(free, marginals, *nodes))
+
+        if wanted is None:
+            return value()
+        return lax.cond(wanted, value, lambda: jnp.zeros_like(jax.eval_shape(value)))
+
+    @integral.defjvp
+    def integral_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+        if wanted is None:
+            value_and_grad = jax.value_and_grad(chunk, argnums=(0, 1))
+            value, grads = over_chunks(lambda *nodes: value_and_grad(*primals, *nodes))
+        else:
+            value = integral(*primals)
+            grads = over_chunks(lambda *nodes: jax.grad(chunk, argnums=(0, 1))(*primals, *nodes))
+        parts = jax.tree.map(lambda g, t: jnp.sum(g * t), grads, tangents)
+        return value, jnp.stack(jax.tree.leaves(parts)).sum()
+
+    # What else the log-likelihood is differentiated in, such as a noise scale, is an argument too.
+    function, free = jax.closure_convert(
+        log_likelihood, {name: q.mean for name, q in marginals.items()}
+    )
+    return integral(free, dict(marginals))
 
 
 class SiteGradients(NamedTuple):

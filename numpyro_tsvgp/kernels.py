@@ -30,6 +30,10 @@ from jax.typing import ArrayLike
 
 _T = TypeVar("_T")
 
+# With few columns, squared norms are two more columns of the product of distances: for many rows
+# that is less than adding them to it, and so is the gradient.
+_FEW_COLUMNS = 64
+
 
 def _static(*, default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"static": True})
@@ -60,13 +64,33 @@ def _inner(a: Array, b: Array) -> Array:
     return jnp.matmul(a, jnp.swapaxes(b, -1, -2), precision=lax.Precision.HIGHEST)
 
 
+@jax.custom_jvp
+def _gram(a: Array) -> Array:
+    """Inner products of the rows of ``a``; symmetry makes its gradient one product, not two."""
+    return _inner(a, a)
+
+
+@_gram.defjvp
+def _gram_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    half = _inner(primals[0], tangents[0])
+    return _gram(*primals), half + jnp.swapaxes(half, -1, -2)
+
+
 def _squared_distance(a: Array, b: Array) -> Array:
     """Squared distances between the rows of ``a`` and of ``b``, by one matrix product."""
     if a.shape[-1] == 1:
         return jnp.square(a - jnp.swapaxes(b, -1, -2))
-    s = jnp.sum(a * a, -1)[..., :, None] + jnp.sum(b * b, -1)[..., None, :] - 2.0 * _inner(a, b)
+    norm_a = jnp.sum(a * a, -1, keepdims=True)
     if a is b:
+        s = norm_a + jnp.swapaxes(norm_a, -1, -2) - 2.0 * _gram(a)
         return jnp.where(jnp.eye(a.shape[-2], dtype=bool), 0.0, s)
+    norm_b = jnp.sum(b * b, -1, keepdims=True)
+    if a.shape[-1] <= _FEW_COLUMNS:
+        one_a, one_b = jnp.ones_like(norm_a), jnp.ones_like(norm_b)
+        left = jnp.concatenate([-2.0 * a, norm_a, one_a], -1)
+        s = _inner(left, jnp.concatenate([b, one_b, norm_b], -1))
+    else:
+        s = norm_a + jnp.swapaxes(norm_b, -1, -2) - 2.0 * _inner(a, b)
     # Rounding can make s negative. Clip the value but differentiate the polynomial itself, whose
     # derivatives of every order are right at coincident points too.
     return s + lax.stop_gradient(jnp.maximum(s, 0.0) - s)

@@ -225,6 +225,80 @@ def _congruence_jvp(
     return factor.mT @ product, half + half.mT + factor.mT @ (tangents[0] @ factor)
 
 
+# ---- matrices that are the identity in value -------------------------------------------------
+
+
+@jax.custom_jvp
+def identity_along(matrix: Array, inverse: Array) -> Array:
+    r"""The identity, with the derivative of :math:`L^{-1} A L^{-\top}` where that is constant in L.
+
+    With :math:`L` the Cholesky factor of A this is A in coordinates that make it the identity and
+    are then held: no product is needed for its value, and no derivative of a factor for its
+    derivative. With -A it is the inverse of that. Only first derivatives are right.
+
+    Args:
+      matrix: symmetric matrices A, shape ``(..., n, n)``.
+      inverse: matrices :math:`L^{-1}` of the same shape, as constants.
+
+    Returns:
+      Identity matrices, shape ``(..., n, n)``.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> from numpyro_tsvgp.linalg import identity_along
+      >>> f = lambda a: identity_along(a, jnp.full((1, 1), 0.5))[0, 0]
+      >>> float(f(jnp.full((1, 1), 4.0))), jax.grad(f)(jnp.full((1, 1), 4.0)).tolist()
+      (1.0, [[0.25]])
+    """
+    del inverse
+    return jnp.broadcast_to(jnp.eye(matrix.shape[-1], dtype=matrix.dtype), matrix.shape)
+
+
+@identity_along.defjvp
+def _identity_along_jvp(
+    primals: tuple[Array, Array], tangents: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    inverse = primals[1]
+    return identity_along(*primals), inverse @ tangents[0] @ inverse.mT
+
+
+@jax.custom_jvp
+def congruence_of_identity(matrix: Array, identity: Array) -> Array:
+    """:func:`congruence` with a factor that is the identity in value.
+
+    Args:
+      matrix: symmetric matrices, shape ``(..., n, n)``.
+      identity: a matrix from :func:`identity_along`.
+
+    Returns:
+      The matrices, with their derivatives.
+    """
+    del identity
+    return matrix
+
+
+@congruence_of_identity.defjvp
+def _congruence_of_identity_jvp(
+    primals: tuple[Array, Array], tangents: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    half = primals[0] @ tangents[1]
+    return congruence_of_identity(*primals), half + half.mT + tangents[0]
+
+
+@jax.custom_jvp
+def differentiated_once(tree: Any) -> Any:
+    """Numbers in a derivative that must not be differentiated again, because it would be wrong."""
+    return tree
+
+
+@differentiated_once.defjvp
+def _differentiated_twice(primals: Any, tangents: Any) -> Any:
+    raise NotImplementedError(
+        "The loss of an M-step has first derivatives only. For a Hessian differentiate the log "
+        "density of numpyro_tsvgp.collapse(...), which is the same function."
+    )
+
+
 def cholesky_of_residual(matrix: Array, scale: Array, jitter: Any = None) -> Array:
     r"""Cholesky factor of a covariance that may be zero up to rounding.
 

@@ -16,7 +16,7 @@ from numpyro.optim import _NumPyroOptim
 if TYPE_CHECKING:
     import optax
 
-__all__ = ["Optax", "as_optimizer"]
+__all__ = ["Optax", "as_optimizer", "evaluates_once"]
 
 
 class Optax(_NumPyroOptim):
@@ -52,10 +52,20 @@ class Optax(_NumPyroOptim):
 
         i, (params, opt_state) = state
         (value, aux), grads = jax.value_and_grad(fn, has_aux=True)(params)
+        more = {"value": value, "grad": grads, "value_fn": lambda p: fn(p)[0]}
         updates, opt_state = self.transformation.update(
-            grads, opt_state, params, value=value, grad=grads, value_fn=lambda p: fn(p)[0]
+            grads, opt_state, params, **({} if self.gradient_is_enough(state) else more)
         )
         return (value, aux), (i + 1, (optax.apply_updates(params, updates), opt_state))
+
+    def gradient_is_enough(self, state: Any) -> bool:
+        """Whether a step asks for nothing but the gradient: neither its value nor the function."""
+        _, (params, opt_state) = state
+        try:
+            jax.eval_shape(self.transformation.update, params, opt_state, params)
+        except TypeError:  # an argument is missing
+            return False
+        return True
 
     def restart(self, state: Any) -> Any:
         """Forgets the curvature of another objective: L-BFGS starts afresh in each M-step."""
@@ -68,6 +78,13 @@ def _is_lbfgs(opt_state: Any) -> bool:
 
     leaves = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, optax.ScaleByLBFGSState))
     return any(isinstance(x, optax.ScaleByLBFGSState) for x in leaves)
+
+
+def evaluates_once(optim: _NumPyroOptim, state: Any) -> bool:
+    """Whether an optimizer takes its steps from one value and gradient each."""
+    if isinstance(optim, Optax):
+        return optim.gradient_is_enough(state)
+    return type(optim).eval_and_update is _NumPyroOptim.eval_and_update
 
 
 def as_optimizer(optim: Any) -> _NumPyroOptim | None:

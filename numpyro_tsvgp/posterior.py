@@ -53,9 +53,9 @@ class Fitted(NamedTuple):
         return isinstance(self.sites, PointSites) and self.inputs is None
 
 
-def prior(site: GPSite, fitted: Fitted) -> Prior:
+def prior(site: GPSite, fitted: Fitted, *, held: bool = False) -> Prior:
     """The prior at the inducing inputs and the hyperparameters of ``site``."""
-    return sites.prior(site.kernel, fitted.inducing, site.gp.jitter)
+    return sites.prior(site.kernel, fitted.inducing, site.gp.jitter, held=held)
 
 
 def training_features(site: GPSite, fitted: Fitted, prior: Prior, X: Array | None) -> Features:
@@ -74,6 +74,18 @@ def anchor_shift(site: GPSite, fitted: Fitted) -> Array | None:
     # A copy of Z: noise of a kernel, like jitter, belongs to an inducing value and moves with it,
     # so it must be in neither term.
     return site.kernel(fitted.sites.anchor, Z) - site.kernel(jnp.copy(Z), Z)
+
+
+def departure(site: GPSite, fitted: Fitted) -> Array | None:
+    r"""A matrix with the derivative of :func:`anchor_shift` where anchor and inducing inputs meet.
+
+    There the derivative in hyperparameters and in the second argument cancel. What is left is minus
+    that of :math:`K_{Z Z}` in its first argument. Only first derivatives are right.
+    """
+    if not isinstance(fitted.sites, TiedSites) or fitted.sites.anchor is None:
+        return None
+    kernel = lax.stop_gradient(site).kernel
+    return -kernel(fitted.inducing, lax.stop_gradient(fitted.inducing))
 
 
 def whitened(site: GPSite, fitted: Fitted, prior: Prior) -> Whitened:
@@ -145,7 +157,7 @@ def joint(site: GPSite, fitted: Fitted) -> GPPosterior:
     p, q = _posterior(site, fitted)
     X, batch = site.gp.X, site.batch_shape
     at = sites.features(site.kernel, fitted.inducing, X, p)
-    residual = site.kernel(X, X) - at.w.mT @ at.w
+    residual = site.kernel(X, X) - at.w @ at.w.mT
     chol = cholesky_of_residual(residual, site.kernel.diag(X).mean(-1), site.gp.jitter)
 
     def shape(x: Array) -> Array:  # (k, ., .) to (., .) or batch + (., .)

@@ -12,6 +12,7 @@ from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_tsvgp import posterior
+from numpyro_tsvgp.bound import EStep
 from numpyro_tsvgp.expectations import Rule
 from numpyro_tsvgp.extract import GPSite
 from numpyro_tsvgp.guide import AutoDualGaussian, Params
@@ -215,9 +216,5 @@ class QSVGP(TSVGP):
             return False
         return super()._is_fixed(key)
 
-    def _e_step(
-        self, key: Array, params: dict[str, Any], rate: Any, args: Any, kwargs: Any
-    ) -> tuple[dict[str, Array], dict[str, Array], Array]:
-        if self.natural_gradients:
-            return super()._e_step(key, params, rate, args, kwargs)
-        return {}, {}, jnp.zeros((), int)
+    def _e_step_at(self, rate: Any) -> EStep | None:
+        return super()._e_step_at(rate) if self.natural_gradients else None

@@ -283,9 +283,9 @@ def _draw_through_inducing(site: GPSite, fitted: Fitted, noise: Noise) -> Array:
 
     def at(inputs: tuple[Array, Array]) -> Array:
         X, rest = inputs
-        w, residual = sites.features(site.kernel, fitted.inducing, X, prior)
+        w, _, residual = sites.features(site.kernel, fitted.inducing, X, prior)
         w = jnp.broadcast_to(w, (site.latents, *w.shape[1:]))
-        return jnp.einsum("...pm,pmn->...pn", s, w) + jnp.sqrt(jnp.maximum(residual, 0.0)) * rest
+        return jnp.einsum("...pm,pnm->...pn", s, w) + jnp.sqrt(jnp.maximum(residual, 0.0)) * rest
 
     padded = jnp.concatenate([X, jnp.broadcast_to(X[:1], (pad, *X.shape[1:]))])
     rest = jnp.concatenate([noise.rest, jnp.zeros((*noise.rest.shape[:-1], pad))], -1)

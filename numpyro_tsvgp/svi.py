@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,14 +19,14 @@ from numpyro.infer.util import transform_fn
 from numpyro.optim import _NumPyroOptim
 
 from numpyro_tsvgp import posterior
-from numpyro_tsvgp.bound import collapsed_model, update_sites
+from numpyro_tsvgp.bound import EStep, collapsed_model, update_sites
 from numpyro_tsvgp.expectations import GaussHermite, Rule
 from numpyro_tsvgp.extract import read
 from numpyro_tsvgp.failures import check_priors, check_rate, diagnose
 from numpyro_tsvgp.guide import AutoDualGaussian
 from numpyro_tsvgp.linalg import blas_threads
 from numpyro_tsvgp.loop import TSVGPRunResult, TSVGPState, all_finite, run_steps
-from numpyro_tsvgp.optim import as_optimizer
+from numpyro_tsvgp.optim import Optax, as_optimizer, evaluates_once
 from numpyro_tsvgp.start import overshoots, settle
 
 __all__ = ["TSVGP"]
@@ -253,10 +254,17 @@ class TSVGP:
             return 0.5 / np.sqrt(self.guide.structure.subsampling)
         return self.site_lr(step) if callable(self.site_lr) else self.site_lr
 
+    def _e_step_at(self, rate: Any) -> EStep | None:
+        """The E-step of one iteration; None if the optimizer does everything."""
+        return EStep(rate, self.e_steps, self.curvature)
+
     def _e_step(
         self, key: Array, params: dict[str, Any], rate: Any, args: Any, kwargs: Any
     ) -> tuple[dict[str, Array], dict[str, Array], Array]:
         """New site parameters, the subsample indices they were made on, and a count of floors."""
+        e_step = self._e_step_at(rate)
+        if e_step is None:
+            return {}, {}, jnp.zeros((), int)
         key_hyper, key_model, key_rule = jax.random.split(key, 3)
         hyper = self.guide.sample_hyperparameters(key_hyper, params, args, kwargs)
         reading = read(self.model, args, kwargs, values={**params, **hyper}, key=key_model)
@@ -266,10 +274,8 @@ class TSVGP:
             params,
             args,
             kwargs,
-            rate=rate,
-            steps=self.e_steps,
+            e_step,
             rule=self.quadrature,
-            curvature=self.curvature,
             key=key_rule,
         )
         plates = {k: s["value"] for k, s in reading.trace.items() if s["type"] == "plate"}
@@ -283,10 +289,11 @@ class TSVGP:
         plates: dict[str, Array],
         args: Any,
         kwargs: Any,
+        **options: Any,
     ) -> Array:
         """Minus the bound, minus the log prior of the hyperparameters plus their entropy."""
         _, _, key_rule = jax.random.split(key, 3)
-        model = collapsed_model(self.guide, self.quadrature, key_rule)
+        model = collapsed_model(self.guide, self.quadrature, key_rule, held=True, **options)
         if plates:
             model = handlers.substitute(model, data=plates)
         hyper_guide = self.guide.hyper_guide or _no_guide
@@ -308,29 +315,23 @@ class TSVGP:
         rng_key, key = jax.random.split(svi_state.rng_key)
         params = self.get_params(svi_state)
         rate = self._rate(svi_state.step)
-        sites, plates, floored = self._e_step(key, params, rate, args, kwargs)
-        fixed = {**svi_state.sites, **sites}
+        optim, optim_state = self.optim, svi_state.optim_state
+        moves = optim is not None and jax.tree.leaves(self._free(optim_state))
+        if moves and self.m_steps == 1 and evaluates_once(optim, optim_state):
+            # One evaluation does both steps: they share all that depends on hyperparameters.
+            def both(free: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
+                found = {"sites": {}, "floored": 0}
+                e_step = self._e_step_at(rate)
+                old = svi_state.sites
+                loss = self._loss(key, free, old, {}, args, kwargs, e_step=e_step, found=found)
+                return loss, found
 
-        def loss_fn(free: dict[str, Any]) -> tuple[Array, None]:
-            return self._loss(key, free, fixed, plates, args, kwargs), None
-
-        optim_state = svi_state.optim_state
-        if self.optim is None or not jax.tree.leaves(self._free(optim_state)):
-            loss, _ = loss_fn(self._free(optim_state))
+            (loss, found), optim_state = optim.eval_and_update(both, optim_state)
+            fixed, floored = {**svi_state.sites, **found["sites"]}, found["floored"]
         else:
-            optim = self.optim
-
-            def m_step(carry: Any, _: Any) -> tuple[Any, Array]:
-                (loss, _), new = optim.eval_and_update(loss_fn, carry)
-                return new, loss
-
-            if hasattr(optim, "restart"):  # curvature of the last M-step's objective is stale
-                optim_state = optim.restart(optim_state)
-            if self.m_steps == 1:
-                optim_state, loss = m_step(optim_state, None)
-            else:
-                optim_state, losses = lax.scan(m_step, optim_state, length=self.m_steps)
-                loss = losses[-1]
+            sites, plates, floored = self._e_step(key, params, rate, args, kwargs)
+            fixed = {**svi_state.sites, **sites}
+            optim_state, loss = self._m_steps(key, optim_state, fixed, plates, args, kwargs)
         state = svi_state._replace(
             optim_state=optim_state,
             sites=fixed,
@@ -339,6 +340,37 @@ class TSVGP:
             floored=svi_state.floored + floored,
         )
         return state, loss
+
+    def _m_steps(
+        self,
+        key: Array,
+        optim_state: Any,
+        fixed: dict[str, Array],
+        plates: dict[str, Array],
+        args: Any,
+        kwargs: Any,
+    ) -> tuple[Any, Array]:
+        """The optimizer's state after the M-steps, and the last loss."""
+
+        def loss_fn(free: dict[str, Any], **options: Any) -> tuple[Array, None]:
+            return self._loss(key, free, fixed, plates, args, kwargs, **options), None
+
+        optim = self.optim
+        if optim is None or not jax.tree.leaves(self._free(optim_state)):
+            return optim_state, loss_fn(self._free(optim_state))[0]
+        gradient_is_enough = isinstance(optim, Optax) and optim.gradient_is_enough(optim_state)
+
+        def m_step(carry: Any, i: Any) -> tuple[Any, Array]:
+            wanted = i == self.m_steps - 1 if gradient_is_enough else None
+            (loss, _), new = optim.eval_and_update(partial(loss_fn, wanted=wanted), carry)
+            return new, loss
+
+        if hasattr(optim, "restart"):  # curvature of the last M-step's objective is stale
+            optim_state = optim.restart(optim_state)
+        if self.m_steps == 1:
+            return m_step(optim_state, 0)
+        optim_state, losses = lax.scan(m_step, optim_state, jnp.arange(self.m_steps))
+        return optim_state, losses[-1]
 
     def _settled(self, state: TSVGPState, args: Any, kwargs: Any) -> TSVGPState:
         """The state with sites that suit its hyperparameters, reached without overshooting."""

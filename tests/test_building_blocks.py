@@ -15,6 +15,7 @@ from numpyro_tsvgp.expectations import (
     QuasiMonteCarlo,
     SiteGradients,
     choose_rule,
+    expect,
     site_gradients,
 )
 from numpyro_tsvgp.extract import FlatKernel
@@ -251,6 +252,43 @@ def test_expectation_in_chunks_equals_one_sum():
     np.testing.assert_allclose(g["f"].beta, -2 * h.variance, atol=1e-12)
 
 
+@pytest.mark.parametrize("order", [4, 9], ids=["at once", "in chunks"])
+def test_expectations_are_differentiated_in_what_else_the_likelihood_depends_on(order):
+    """A noise scale, together with the marginals; twice; and the gradients of the sites."""
+    nodes, weights = GaussHermite(order).nodes(jax.random.key(0), 2)
+    axes = {"f": np.array([0, 1])}
+
+    def ours(x):
+        def log_likelihood(f):
+            return jnp.sum(jnp.tanh(f["f"][0] * f["f"][1] * jnp.exp(x[0])))
+
+        q = {"f": Marginals(x[1:5].reshape(2, 2), jnp.exp(x[5:]).reshape(2, 2))}
+        _, g = site_gradients(log_likelihood, q, axes, nodes, weights)
+        return expect(log_likelihood, q, axes, nodes, weights), g["f"].beta.sum()
+
+    def direct(x):
+        def total(mean, variance):
+            f = mean + jnp.sqrt(variance) * nodes[:, :, None]
+            return (weights[:, None] * jnp.tanh(f[:, 0] * f[:, 1] * jnp.exp(x[0]))).sum()
+
+        q = x[1:5].reshape(2, 2), jnp.exp(x[5:]).reshape(2, 2)
+        return total(*q), -2.0 * jax.grad(total, 1)(*q).sum()
+
+    def look(f):
+        def all_of(x):
+            first = jax.jacrev(f)(x)
+            forward = jax.jvp(f, (x,), (jnp.ones(9),))[1]
+            return f(x), first, forward, jax.hessian(lambda x: f(x)[0])(x)
+
+        return jax.jit(all_of)(jnp.linspace(-0.5, 0.8, 9))
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12),
+        look(ours),
+        look(direct),
+    )
+
+
 def test_default_rules():
     assert choose_rule(1) == choose_rule(2) == GaussHermite(20)
     assert choose_rule(3) == GaussHermite(10)
@@ -354,6 +392,65 @@ def test_sites_follow_inducing_inputs_that_move(batched):
         np.testing.assert_allclose(gram[p], expected, atol=1e-9)
     for a, b in zip(*move(Z), strict=True):  # where nothing has moved
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["shared kernel", "kernel each"])
+def test_the_bound_in_held_coordinates_is_the_bound(batched):
+    """Value, gradient and forward mode against differentiating the Cholesky factor."""
+    lambda_1, lambda_2 = random_duals()
+    old, _ = make_kernel(batched, 1.3)
+    made = tied(lambda_1, lambda_2, sites.prior(old, Z), jnp.asarray(Z))
+    rng = np.random.default_rng(4)
+    a, b = rng.standard_normal((2, P, N))
+
+    def bound(theta, held):
+        new, to = make_kernel(batched, jnp.exp(theta[0]))[0], jnp.asarray(Z) + theta[1:]
+        prior = sites.prior(new, to, held=held)
+        at = sites.features(new, to, X, prior)
+        shift = new(jnp.asarray(Z), to) - new(jnp.copy(to), to)
+        whitened = sites.whiten(made, prior, None, shift)
+        if held:
+            (mean, variance), kl = sites.free_bound(prior, whitened, at)
+        else:
+            q = sites.posterior(whitened)
+            (mean, variance), kl = sites.marginals(q, at), sites.kl_divergence(q)
+        return jnp.sum(a * jnp.sin(mean)) + jnp.sum(b * jnp.log(variance)) + 0.7 * kl
+
+    @partial(jax.jit, static_argnums=1)
+    def look(theta, held):
+        f = partial(bound, held=held)
+        forward = jax.jvp(f, (theta,), (jnp.ones(1 + M),))[1]
+        return f(theta), jax.grad(f)(theta), forward
+
+    theta = jnp.concatenate([jnp.array([0.1]), 0.1 * rng.standard_normal(M)])
+    for ours, expected in zip(look(theta, True), look(theta, False), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-8, atol=1e-8)
+    for second in (jax.hessian, lambda f: jax.jacrev(jax.grad(f))):  # rather than a wrong one
+        with pytest.raises(NotImplementedError, match="first derivatives only"):
+            second(partial(bound, held=True))(theta)
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["shared kernel", "kernel each"])
+def test_fresh_sites_have_the_derivatives_of_sites_that_may_move(batched):
+    lambda_1, lambda_2 = random_duals()
+    start, _ = make_kernel(batched, 1.2)
+    made = tied(lambda_1, lambda_2, sites.prior(start, Z), jnp.asarray(Z))
+    by_xi, by_gram = np.random.default_rng(5).standard_normal((2, P, M, M))
+
+    def total(theta, fresh):
+        kernel, to = make_kernel(batched, 1.2 * jnp.exp(theta[0]))[0], jnp.asarray(Z) + theta[1:]
+        prior = sites.prior(kernel, to, held=True)
+        if fresh:
+            xi, gram = sites.whiten_fresh(made, prior, -start(to, jnp.asarray(Z)))
+        else:
+            shift = kernel(jnp.asarray(Z), to) - kernel(jnp.copy(to), to)
+            xi, gram = sites.whiten(made, prior, None, shift)
+        return jnp.sum(by_xi[:, 0] * xi) + jnp.sum((by_gram + by_gram.swapaxes(-1, -2)) * gram)
+
+    ours, expected = (jax.jit(jax.value_and_grad(partial(total, fresh=f)))(jnp.zeros(1 + M))
+                      for f in (True, False))  # fmt: skip
+    np.testing.assert_allclose(ours[0], expected[0], rtol=1e-12)
+    np.testing.assert_allclose(ours[1], expected[1], rtol=1e-9, atol=1e-9)
 
 
 def test_moving_inducing_inputs_never_strengthens_sites():

@@ -13,6 +13,8 @@ import pytest
 from numpyro.infer import SVI
 
 from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
+from numpyro_tsvgp import svi as svi_module
+from numpyro_tsvgp.optim import as_optimizer, evaluates_once
 
 N, M = 30, 6
 RNG = np.random.RandomState(7)
@@ -245,6 +247,39 @@ def test_m_steps():
         free = optax.apply_updates(free, updates)
     assert_close(driver.svi._free(state.optim_state), free)
     assert_close(loss, value)  # the loss before the last of the three steps
+
+
+def test_one_evaluation_for_both_steps_is_both_steps(monkeypatch):
+    """With one M-step the E-step is part of its evaluation; that changes no number."""
+    apart = Driver(optax.adam(0.03), e_steps=2)
+    together = Driver(optax.adam(0.03), e_steps=2)
+    a, b = apart.start, together.start
+    for _ in range(3):
+        with monkeypatch.context() as patched:
+            patched.setattr(svi_module, "evaluates_once", lambda *_: False)
+            a, loss_a = apart.update(a, X, Y)
+        b, loss_b = together.update(b, X, Y)
+        assert_close(loss_a, loss_b)
+    assert_close(_data(a), _data(b), rtol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("optim", "expected"),
+    [
+        (optax.adam(0.1), True),
+        (optax.chain(optax.clip(1.0), optax.sgd(0.1)), True),
+        (numpyro.optim.Adam(0.1), True),
+        (optax.lbfgs(), False),
+        (optax.chain(optax.sgd(0.1), optax.scale_by_backtracking_linesearch(3)), False),
+        (numpyro.optim.Minimize(), False),
+    ],
+    ids=["adam", "chain", "numpyro", "lbfgs", "line search", "minimize"],
+)
+def test_which_optimizers_evaluate_once(optim, expected):
+    """Line searches must not meet an objective whose sites move with its argument."""
+    optim = as_optimizer(optim)
+    state = optim.init({"a": jnp.ones(2), "b": jnp.zeros(())})
+    assert evaluates_once(optim, state) == expected
 
 
 def test_optimizers_of_numpyro_and_of_optax():

@@ -120,7 +120,7 @@ def test_sample_moments():
 def test_posterior_distribution_has_the_density_and_moments_of_its_factors():
     rng = np.random.default_rng(1)
     m, n = 3, 4
-    loc, w = rng.standard_normal((2, n)), rng.standard_normal((m, n))
+    loc, w = rng.standard_normal((2, n)), rng.standard_normal((n, m))
     inverse = np.tril(rng.standard_normal((2, m, m)))
     chol = np.tril(rng.uniform(0.3, 0.6, (n, n)))
     q = GPPosterior(*(jnp.asarray(v) for v in (loc, w, inverse, chol)))
@@ -129,8 +129,8 @@ def test_posterior_distribution_has_the_density_and_moments_of_its_factors():
     assert draws.shape == (20_000, 2, n)
     log_prob = q.log_prob(value)
     for p in range(2):
-        A = inverse[p] @ w
-        covariance = A.T @ A + chol @ chol.T
+        A = w @ inverse[p].T
+        covariance = A @ A.T + chol @ chol.T
         expected = multivariate_normal(loc[p], covariance)
         np.testing.assert_allclose(log_prob[p], expected.logpdf(value[p]), rtol=1e-8)
         np.testing.assert_allclose(q.variance[p], np.diag(covariance), rtol=1e-10)

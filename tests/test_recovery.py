@@ -224,15 +224,15 @@ def test_riemannian_precision_is_positive_by_construction():
         for _ in range(10):
             root = rng.randn(m, m)
             B = 0.05 * np.eye(m) + root @ root.T
-            w, beta = rng.randn(1, m, n), 20.0 * rng.randn(1, n)
+            w, beta = rng.randn(1, n, m), 20.0 * rng.randn(1, n)
             q = sites.posterior(sites.Whitened(jnp.asarray(rng.randn(1, m)), B[None] - np.eye(m)))
             tied = sites.TiedSites(jnp.zeros((1, m)), jnp.asarray(B[None] - np.eye(m)), None)
             gradients = SiteGradients(jnp.zeros((1, n)), jnp.asarray(beta))
-            features = sites.Features(jnp.asarray(w), jnp.zeros((1, n)))
+            features = sites.Features(jnp.asarray(w), *jnp.zeros((2, 1, n)))
             new = sites.blend_riemannian(tied, gradients, q, features, rate)
             eigenvalues = np.linalg.eigvalsh(np.eye(m) + np.asarray(new.quadratic[0]))
             assert eigenvalues.min() >= 0.5 * np.linalg.eigvalsh(B).min() * (1 - 1e-6)
-            D = np.eye(m) + (w[0] * beta[0]) @ w[0].T - B
+            D = np.eye(m) + (w[0].T * beta[0]) @ w[0] - B
             plain_step_fails += np.linalg.eigvalsh(B + rate * D).min() < 0
     assert plain_step_fails > 15  # or the test would not need the second-order term
 

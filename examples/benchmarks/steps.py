@@ -94,41 +94,53 @@ def roofline(job):
     rng = np.random.default_rng(0)
     dtype = jnp.zeros(()).dtype
     Z, X = (jnp.asarray(rng.standard_normal((k, d)), dtype) for k in (m, n))
-    alpha = jnp.asarray(rng.uniform(size=(p, n)), dtype)
+    alpha = jnp.asarray(rng.uniform(size=(n, p)), dtype)
     spd = jnp.broadcast_to(jnp.eye(m, dtype=dtype), (p, m, m))
 
     def prior(Z):
         K = jnp.exp(Z @ Z.T / d - 1.0) + jnp.eye(m, dtype=dtype)
-        k = jnp.exp(Z @ X.T / d - 1.0)
+        k = jnp.exp(X @ Z.T / d - 1.0)
         _, inverse = cholesky_and_inverse(K)
-        return K, k, inverse, inverse @ k
+        return K, k, inverse, k @ inverse.T
 
-    def projected(gram, w):
-        _, inverse = cholesky_and_inverse(spd + 1e-3 * gram)
-        return inverse, (inverse.reshape(p * m, m) @ w).reshape(p, m, n)
+    def moved(gram, K, inverse):  # sites to the coordinates of this prior
+        move = 1e-3 * inverse @ K
+        return move.T @ (gram @ move)
+
+    def projected(matrices, w):
+        return (w @ matrices.reshape(p * m, m).T).reshape(n, p, m)
 
     def sums(weights, w):
-        return ((w * weights[:, None]).reshape(p * m, n) @ w.T).reshape(p, m, m)
+        weighted = w[:, None, :] * weights[..., None]
+        return (weighted.reshape(n, p * m).T @ w).reshape(p, m, m)
 
     def e_step(gram, w):
-        _, u = projected(gram, w)
-        return sums(alpha + 1e-9 * (u**2).sum(1), w)
+        _, inverse = cholesky_and_inverse(spd + 1e-3 * gram)
+        return sums(alpha + 1e-9 * (projected(inverse, w) ** 2).sum(-1), w)
+
+    def gradient(Z, gram, K, k, inverse, w):
+        _, factor = cholesky_and_inverse(spd + 1e-3 * gram)
+        S = factor.mT @ factor
+        Sw = projected(S, w)
+        weights = alpha + 1e-9 * (Sw * w[:, None, :]).sum(-1)
+        # Backwards: to the features, to the prior, to the inputs.
+        by_k = (Sw * weights[..., None]).sum(1) @ inverse
+        by_gram = S @ sums(weights, w) @ S
+        by_K = inverse.T @ by_gram.sum(0) @ inverse
+        return (by_k * k).T @ X + (by_K * K) @ Z
 
     def m_step(carry, _):
         Z, gram = carry
         K, k, inverse, w = prior(Z)
-        factor, u = projected(gram, w)
-        # Backwards: to the features, to the factors, to the inputs.
-        by_w = jnp.einsum("pij,pin->jn", factor, u * alpha[:, None])
-        by_gram = factor.mT @ sums(alpha, w) @ factor
-        by_k = inverse.T @ by_w
-        by_K = inverse.T @ (by_w @ k.T + by_gram.sum(0)) @ inverse
-        by_Z = (by_k * k) @ X + (by_K * K) @ Z
+        by_Z = gradient(Z, moved(gram, K, inverse), K, k, inverse, w)
         return (Z - 1e-9 * by_Z, gram), None
 
     def iteration(Z, gram):
-        *_, w = prior(Z)
+        K, k, inverse, w = prior(Z)
+        gram = moved(gram, K, inverse)
         gram = jax.lax.fori_loop(0, e_steps, lambda _, g: e_step(g, w), gram)
+        if m_steps == 1:  # at the same hyperparameters, so the prior is shared
+            return Z - 1e-9 * gradient(Z, gram, K, k, inverse, w), gram
         return jax.lax.scan(m_step, (Z, gram), length=m_steps)[0]
 
     start = time.perf_counter()
