@@ -79,7 +79,7 @@ def inspect(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> S
             "jax.jit or jax.vmap. Call init (or guide.setup) outside of it first."
         )
     try:
-        reading = read(model, args, kwargs, key=jax.random.key(0))
+        reading = read(model, args, kwargs, key=jax.random.key(0), draw=False)
     except Exception as error:
         error.add_note(
             "The model was run once on its data, before the fit, with arguments "
@@ -118,15 +118,15 @@ def _draws_inputs(
     model: Model, reading: Reading, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bool:
     """Whether GPs are at inputs that plates draw (X[rows]), and not at those in the arguments."""
-    pinned = {k: v for k, v in reading.pinned.items() if reading.trace[k]["type"] != "plate"}
-    others = (
-        read(model, args, kwargs, values=pinned, key=jax.random.key(seed)).gps
-        for seed in range(1, 4)
-    )
+    values = dict(reading.pinned)
+    for name, site in reading.trace.items():
+        if site["type"] == "plate" and len(site["value"]) < site["args"][0]:
+            # Other rows, one by one: the reading has the first.
+            size, number = site["args"][0], len(site["value"])
+            values[name] = jnp.asarray(np.arange(size - number, size))
+    others = read(model, args, kwargs, values=values, key=jax.random.key(1)).gps
     return any(
-        not np.array_equal(site.gp.X, reading.gps[name].gp.X)
-        for gps in others
-        for name, site in gps.items()
+        not np.array_equal(site.gp.X, reading.gps[name].gp.X) for name, site in others.items()
     )
 
 

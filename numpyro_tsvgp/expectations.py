@@ -28,7 +28,9 @@ from numpyro_tsvgp.linalg import cholesky_and_inverse
 
 __all__ = ["GaussHermite", "QuasiMonteCarlo", "Rule", "choose_rule", "expect", "site_gradients"]
 
-# Nodes evaluated side by side; more of them are visited in turn to bound the memory.
+# Function values at nodes that are evaluated side by side, or, if those are fewer, nodes; more of
+# them are visited in turn to bound the memory.
+_VALUES_AT_ONCE = 2**19
 _NODES_AT_ONCE = 64
 
 LogLikelihood = Callable[[Mapping[str, Array]], Array]
@@ -162,23 +164,41 @@ def expect(
       4.5
     """
 
-    def term(free: Any, marginals: Mapping[str, Marginals], node: Array, weight: Array) -> Array:
-        values = {
-            name: q.mean + jnp.sqrt(q.variance) * node[axes[name]].astype(q.mean.dtype)[:, None]
+    def values_at(marginals: Mapping[str, Marginals], nodes: Array) -> dict[str, Array]:
+        """Function values at each node, ``(size, latents, n)``."""
+        return {
+            name: q.mean + jnp.sqrt(q.variance) * _coordinates(nodes, axes[name], q)[..., None]
             for name, q in marginals.items()
         }
-        return weight * function(values, *free)
 
     def chunk(free: Any, marginals: Mapping[str, Marginals], nodes: Array, weights: Array) -> Array:
-        return jax.vmap(lambda *node: term(free, marginals, *node))(nodes, weights).sum()
+        values = values_at(marginals, nodes)
+        return weights @ jax.vmap(lambda f: function(f, *free))(values)
+
+    def gradients(
+        free: Any, marginals: Mapping[str, Marginals], nodes: Array, weights: Array
+    ) -> tuple[Array, Any]:
+        """The value of a chunk and its gradients, summed over nodes by products."""
+        each = jax.vmap(jax.value_and_grad(lambda f, free: function(f, *free), (0, 1)), (0, None))
+        value, (by_values, by_free) = each(values_at(marginals, nodes), free)
+        by_marginals = {}
+        for name, q in marginals.items():
+            g = by_values[name]
+            by_mean = jnp.tensordot(weights.astype(g.dtype), g, 1)
+            moments = weights[:, None].astype(g.dtype) * _coordinates(nodes, axes[name], q)
+            by_scale = jnp.einsum("sp,spn->pn", moments, g)
+            by_marginals[name] = Marginals(by_mean, by_scale / (2.0 * jnp.sqrt(q.variance)))
+        by_free = jax.tree.map(lambda g: jnp.tensordot(weights.astype(g.dtype), g, 1), by_free)
+        return weights @ value, (by_free, by_marginals)
 
     def over_chunks(function: Callable[..., Any]) -> Any:
         """The sum over all nodes of a function of one chunk of them."""
-        size = nodes.shape[0]
-        if size <= _NODES_AT_ONCE:
+        size, values = nodes.shape[0], sum(q.mean.size for q in marginals.values())
+        at_once = max(_NODES_AT_ONCE, _VALUES_AT_ONCE // values)
+        if size <= at_once:
             return function(nodes, weights)
         # Equal chunks; the padding has weight zero.
-        chunks = -(-size // _NODES_AT_ONCE)
+        chunks = -(-size // at_once)
         pad = -size % chunks
         some_nodes = jnp.pad(nodes, ((0, pad), (0, 0))).reshape(chunks, -1, nodes.shape[1])
         some_weights = jnp.pad(weights, (0, pad)).reshape(chunks, -1)
@@ -205,12 +225,9 @@ def expect(
 
     @integral.defjvp
     def integral_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
-        if wanted is None:
-            value_and_grad = jax.value_and_grad(chunk, argnums=(0, 1))
-            value, grads = over_chunks(lambda *nodes: value_and_grad(*primals, *nodes))
-        else:
+        value, grads = over_chunks(lambda *nodes: gradients(*primals, *nodes))
+        if wanted is not None:  # what is not used is not computed
             value = integral(*primals)
-            grads = over_chunks(lambda *nodes: jax.grad(chunk, argnums=(0, 1))(*primals, *nodes))
         parts = jax.tree.map(lambda g, t: jnp.sum(g * t), grads, tangents)
         return value, jnp.stack(jax.tree.leaves(parts)).sum()
 
@@ -219,6 +236,11 @@ def expect(
         log_likelihood, {name: q.mean for name, q in marginals.items()}
     )
     return integral(free, dict(marginals))
+
+
+def _coordinates(nodes: Array, axes: np.ndarray, q: Marginals) -> Array:
+    """The coordinate of each node for each latent function, ``(size, latents)``."""
+    return nodes[:, axes].astype(q.mean.dtype)
 
 
 class SiteGradients(NamedTuple):

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from jax import Array
 from numpyro import handlers
@@ -115,6 +116,18 @@ class WholePlates(Messenger):
                 msg["value"] = jnp.arange(size)
 
 
+class FirstRows(Messenger):
+    """Gives plates that would draw a subsample the first indices, where any will do.
+
+    Drawing takes a second when it is not part of a compiled function.
+    """
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] == "plate" and msg["value"] is None and msg["args"][1] < msg["args"][0]:
+            with jax.ensure_compile_time_eval():
+                msg["value"] = jnp.asarray(np.arange(msg["args"][1]))
+
+
 def is_gp(site: Message) -> bool:
     return site["type"] == "sample" and find_gp(site["fn"]) is not None
 
@@ -146,6 +159,7 @@ def read(
     values: Mapping[str, Any] | None = None,
     key: Array | None = None,
     whole: bool = False,
+    draw: bool = True,
 ) -> Reading:
     """Runs a model and reads off its GP sites.
 
@@ -158,6 +172,8 @@ def read(
       values: values for sites, by name.
       key: seed for what the model draws; None for one of the seed handler around this call.
       whole: whether plates that subsample get all of their indices.
+      draw: whether they draw them, rather than take the first, where what is read does not
+        depend on it.
 
     Returns:
       The GP sites with their priors at the inputs of this run, the values of everything else
@@ -172,7 +188,7 @@ def read(
         handlers.seed(rng_seed=key),
         handlers.substitute(data=dict(values or {})),
         _MeansForGPs(),
-        WholePlates() if whole else nullcontext(),
+        WholePlates() if whole else nullcontext() if draw else FirstRows(),
     ):
         model(*args, **kwargs)
     gps, pinned = {}, {}

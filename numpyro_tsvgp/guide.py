@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from jax import Array, lax
 from jax.scipy.special import ndtri
@@ -207,20 +208,20 @@ class AutoDualGaussian(AutoGuide):
         p, dtype = site.latents, site.gp.loc.dtype
         k = jax.eval_shape(site.kernel.diag, Z).shape[0]
         m, n = Z.shape[0], site.rows
-        initial: dict[str, Array] = {"inducing": Z}
+        initial: dict[str, Any] = {"inducing": Z}
         if self._has_point_sites(name):
-            initial |= {"linear": jnp.zeros((p, n), dtype), "quadratic": jnp.zeros((p, n), dtype)}
+            initial |= {"linear": np.zeros((p, n), dtype), "quadratic": np.zeros((p, n), dtype)}
         else:
-            identity = jnp.broadcast_to(jnp.eye(m, dtype=dtype), (k, m, m))
-            initial |= {"linear": jnp.zeros((p, m), dtype)}
-            initial |= {"quadratic": jnp.zeros((p, m, m), dtype), "inverse": identity}
+            identity = np.broadcast_to(np.eye(m, dtype=dtype), (k, m, m))
+            initial |= {"linear": np.zeros((p, m), dtype)}
+            initial |= {"quadratic": np.zeros((p, m, m), dtype), "inverse": identity}
             if self.learn_inducing:
                 initial["anchor"] = Z
         if self._keeps_inputs(name):
             initial["inputs"] = site.gp.X
-        # Buffers of their own, so that a state can be donated without the user's arrays.
-        own = {k: jnp.copy(v) for k, v in initial.items() if k in ("inducing", "anchor", "inputs")}
-        return {self._name(name, what): value for what, value in (initial | own).items()}
+        # Buffers of their own, so that a state can be donated without the user's arrays. All of it
+        # by way of NumPy, which has nothing to compile.
+        return {self._name(name, what): jnp.array(value) for what, value in initial.items()}
 
     def declare(self, gps: Mapping[str, GPSite]) -> dict[str, Any]:
         """Declares the guide's parameters as NumPyro ``param`` sites and returns their values."""
@@ -310,7 +311,8 @@ class AutoDualGaussian(AutoGuide):
             hyper = self.sample_hyperparameters(key, params, args, kwargs)
         # A subsample of the inputs is for the steps of a fit; here all of them are asked for.
         whole = self.structure.draws_inputs
-        return self._read_anywhere(args, kwargs, values={**params, **hyper}, key=key, whole=whole)
+        values = {**params, **hyper}
+        return self._read_anywhere(args, kwargs, values=values, key=key, whole=whole, draw=False)
 
     def _read_anywhere(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], **options: Any

@@ -164,6 +164,7 @@ class TSVGP:
                 kwargs,
                 values=values,
                 expose=lambda site: site["type"] == "param",
+                draw=False,
             )
             self.guide.declare(reading.gps)
         params, self._transforms = {}, {}

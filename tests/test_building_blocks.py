@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import gammaln, logsumexp
 
-from numpyro_tsvgp import kernels, linalg, sites
+from numpyro_tsvgp import expectations, kernels, linalg, sites
 from numpyro_tsvgp.expectations import (
     GaussHermite,
     Marginals,
@@ -227,8 +227,9 @@ def test_quasi_monte_carlo_accuracy_beats_plain_monte_carlo():
     assert errors[0] < 0.05 * errors[1]
 
 
-def test_expectation_in_chunks_equals_one_sum():
-    """More than 64 nodes are visited in turn, padded with weight zero."""
+def test_expectation_in_chunks_equals_one_sum(monkeypatch):
+    """Many nodes are visited in turn, padded with weight zero."""
+    monkeypatch.setattr(expectations, "_VALUES_AT_ONCE", 4 * 64)
     q = {
         "f": Marginals(
             np.array([[0.1, 0.7], [-0.4, 0.2]]),
@@ -253,8 +254,9 @@ def test_expectation_in_chunks_equals_one_sum():
 
 
 @pytest.mark.parametrize("order", [4, 9], ids=["at once", "in chunks"])
-def test_expectations_are_differentiated_in_what_else_the_likelihood_depends_on(order):
+def test_expectations_are_differentiated_in_what_else_the_likelihood_depends_on(order, monkeypatch):
     """A noise scale, together with the marginals; twice; and the gradients of the sites."""
+    monkeypatch.setattr(expectations, "_VALUES_AT_ONCE", 4 * 64)
     nodes, weights = GaussHermite(order).nodes(jax.random.key(0), 2)
     axes = {"f": np.array([0, 1])}
 
