@@ -478,8 +478,11 @@ def free_bound(prior: Prior, whitened: Whitened, at: Features) -> tuple[Marginal
       The marginals without the prior mean, and the divergence.
     """
     assert prior.precision is not None
-    mean, explained, kl = _free_posterior(prior.precision, *whitened)
-    variance = _free_variance(prior.precision, explained, at.w, at.variance)
+    precision, p = prior.precision, whitened.xi.shape[0]
+    if precision.shape[0] < p:  # a product, so that its gradient is one, too, and not a sum
+        precision = jnp.tensordot(jnp.ones(p, precision.dtype), precision[0], 0)
+    mean, explained, kl = _free_posterior(precision, *whitened)
+    variance = _free_variance(precision, explained, at.w, at.variance)
     return Marginals(_means(mean, at.w), jnp.maximum(variance, _floor(at))), kl
 
 
@@ -506,9 +509,7 @@ def _free_posterior_jvp(
     # KL = (tr JS + mu^T J mu - log|J| + log|B| - m) / 2
     by_trace = jnp.sum(S * by_J) + jnp.trace(by_S, axis1=-2, axis2=-1).sum()
     by_square = jnp.sum(mu * (mu @ by_J + 2.0 * by_mu))
-    by_log_det = (
-        jnp.sum(S * by_B) - S.shape[0] // by_J.shape[0] * jnp.trace(by_J, axis1=-2, axis2=-1).sum()
-    )
+    by_log_det = jnp.sum(S * by_B) - jnp.trace(by_J, axis1=-2, axis2=-1).sum()
     return out, (
         (mu @ by_J + by_mu)[:, 0],
         half + half.mT + by_S,
