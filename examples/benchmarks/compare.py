@@ -460,10 +460,11 @@ def plot(rows, output):
             scale = 1e-3 if job == "cold-start" else 1.0
             values = [scale * row["median_ms"] for row in group]
             bars = ax.barh(names, values, color=[colour(name) for name in names])
-            ax.bar_label(bars, [f" {value:.3g}" for value in values], fontsize=8)
-            ax.set(title=job, xscale="log")
+            labels = [f" {value:,.0f}" if value >= 100 else f" {value:.3g}" for value in values]
+            ax.bar_label(bars, labels, fontsize=8)
+            ax.set_title(job)
             ax.set_xlabel("seconds" if job == "cold-start" else "milliseconds an iteration")
-            ax.set_xlim(min(values) / 3, max(values) * 2)
+            ax.set_xlim(0, max(values) * 1.15)
             ax.invert_yaxis()
         fig.suptitle(f"{precision}, cores: {cores}")
         fig.savefig(output / f"compare_{precision}_{cores}.png", dpi=120)
