@@ -158,6 +158,9 @@ def plot(curves, path):
         )
     for ax in axes.flat:
         ax.set(xscale="log", yscale="log")
+        low, high = ax.get_ylim()
+        if high < 3 * low:  # flat: not a picture of noise
+            ax.set_ylim(low / 3, high * 3)
     axes[0, 0].set_ylabel("milliseconds a step")
     axes[1, 0].set_ylabel("peak memory above imports, MB")
     axes[0, 0].legend()
