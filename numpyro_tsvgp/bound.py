@@ -58,6 +58,7 @@ class Data(NamedTuple):
         return self.fitted.sites
 
     def whitened(self) -> Whitened:
+        assert isinstance(self.sites, TiedSites | PointSites)
         shift = posterior.anchor_shift(self.site, self.fitted)
         return sites.whiten(self.sites, self.prior, self.features, shift)
 

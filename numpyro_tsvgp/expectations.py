@@ -172,8 +172,8 @@ def expect(
         }
 
     def chunk(free: Any, marginals: Mapping[str, Marginals], nodes: Array, weights: Array) -> Array:
-        values = values_at(marginals, nodes)
-        return weights @ jax.vmap(lambda f: function(f, *free))(values)
+        at_nodes: Any = jax.vmap(lambda f: function(f, *free))(values_at(marginals, nodes))
+        return weights @ at_nodes
 
     def gradients(
         free: Any, marginals: Mapping[str, Marginals], nodes: Array, weights: Array

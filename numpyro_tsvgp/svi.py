@@ -317,11 +317,11 @@ class TSVGP:
         params = self.get_params(svi_state)
         rate = self._rate(svi_state.step)
         optim, optim_state = self.optim, svi_state.optim_state
-        moves = optim is not None and jax.tree.leaves(self._free(optim_state))
-        if moves and self.m_steps == 1 and evaluates_once(optim, optim_state):
+        one_step = self.m_steps == 1 and bool(jax.tree.leaves(self._free(optim_state)))
+        if optim is not None and one_step and evaluates_once(optim, optim_state):
             # One evaluation does both steps: they share all that depends on hyperparameters.
             def both(free: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
-                found = {"sites": {}, "floored": 0}
+                found: dict[str, Any] = {"sites": {}, "floored": 0}
                 e_step = self._e_step_at(rate)
                 old = svi_state.sites
                 loss = self._loss(key, free, old, {}, args, kwargs, e_step=e_step, found=found)
