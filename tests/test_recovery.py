@@ -296,9 +296,9 @@ def subsampled(X, y):
 
 
 def test_run_tells_how_many_updates_were_rejected():
-    """Some minibatches have a missing value, which only the driver can see."""
+    """Some minibatches have a missing value, which the first look at the data does not see."""
     bad = Y.copy()
-    bad[4] = np.nan
+    bad[-4] = np.nan
     svi = make(optax.adam(0.01), model=subsampled)
     with pytest.warns(UserWarning, match=r"\d+ updates were not finite and were rejected") as seen:
         result = run(svi, 30, X, jnp.asarray(bad), stable_update=True)
