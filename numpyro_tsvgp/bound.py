@@ -27,6 +27,7 @@ from numpyro_tsvgp.expectations import (
 )
 from numpyro_tsvgp.extract import GPSite, Reading, log_likelihood, read
 from numpyro_tsvgp.guide import AutoDualGaussian, Params
+from numpyro_tsvgp.held import free_bound, whiten_fresh
 from numpyro_tsvgp.moments import Moments, Natural, WhitenedMoments
 from numpyro_tsvgp.posterior import Fitted, Sites
 from numpyro_tsvgp.sites import Features, PointSites, Posterior, Prior, TiedSites, Whitened
@@ -70,8 +71,8 @@ class Data(NamedTuple):
             else:
                 assert isinstance(fresh, TiedSites)
                 departure = posterior.departure(self.site, self.fitted)
-                whitened = sites.whiten_fresh(fresh, self.prior, departure)
-            return sites.free_bound(self.prior, whitened, self.features)
+                whitened = whiten_fresh(fresh, self.prior, departure)
+            return free_bound(self.prior, whitened, self.features)
         value = self.sites if fresh is None else fresh
         if isinstance(value, Moments | WhitenedMoments):
             q = moments.posterior(value, self.prior)

@@ -23,18 +23,6 @@ singular value of it exceeds one, so sites fade as the inputs move away. The sam
 to other inputs would not: in the directions that neighbouring inputs nearly share,
 :math:`\Lambda_2` is a difference quotient, and a small move makes it arbitrarily large.
 
-The whitening is a choice of coordinates, and neither the posterior nor the bound depends on it.
-Where an M-step differentiates the bound it is therefore *held*: :math:`L` is a constant, and the
-prior precision of :math:`v` is a matrix :math:`J = L^\top K^{-1} L` that is the identity in value
-and carries the derivative. Then
-
-.. math::
-  B = J + G, \qquad m_i = w_i^\top J \mu, \qquad
-  v_i = k_{ii} - w_i^\top J w_i + w_i^\top J B^{-1} J w_i.
-
-and a gradient needs one product with the features of all data points besides that of the
-variances, and no derivative of a Cholesky factor: see :func:`free_bound`.
-
 Shapes: ``p`` latent functions, ``m`` inducing inputs, ``n`` data points, and a leading kernel axis
 ``k`` that is 1 when the latent functions share a kernel and ``p`` when each has its own. Data
 points are rows: products over them are fastest so.
@@ -44,7 +32,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -53,8 +40,6 @@ from numpyro_tsvgp.linalg import (
     add_jitter,
     cholesky_and_inverse,
     congruence,
-    congruence_of_identity,
-    differentiated_once,
     identity_along,
 )
 
@@ -69,7 +54,6 @@ __all__ = [
     "blend_riemannian",
     "count_floored",
     "features",
-    "free_bound",
     "kl_divergence",
     "marginals",
     "means",
@@ -78,7 +62,6 @@ __all__ = [
     "sum_linear",
     "sum_quadratic",
     "whiten",
-    "whiten_fresh",
 ]
 
 
@@ -140,7 +123,7 @@ def prior(kernel: Any, inducing: Array, jitter: Any = None, *, held: bool = Fals
       kernel: a kernel of covariances with one leading axis, ``(k, ., .)``.
       inducing: inducing inputs, ``(m, d)`` or ``(m,)``.
       jitter: relative jitter, see :func:`numpyro_tsvgp.linalg.add_jitter`.
-      held: whether the factor is a constant, as :func:`free_bound` wants it.
+      held: whether the factor is a constant, as :mod:`numpyro_tsvgp.held` wants it.
 
     Returns:
       The factor :math:`L` and its inverse, and J if the factor is held.
@@ -191,13 +174,13 @@ def project(w: Array, matrices: Array) -> Array:
     return (w[0] @ matrices.reshape(p * m, m).T).reshape(-1, p, m)
 
 
-def _sum_columns(blocks: Array, w: Array) -> Array:
+def sum_columns(array: Array, w: Array) -> Array:
     """Sums over the columns of each block, by latent function: ``(p, n)``."""
-    sums = blocks.sum(-1)
+    sums = array.sum(-1)
     return sums if w.shape[0] > 1 else sums.T
 
 
-def _blocks(w: Array) -> Array:
+def blocks(w: Array) -> Array:
     """Features in the shape of such an array."""
     return w if w.shape[0] > 1 else w[0][:, None, :]
 
@@ -216,7 +199,7 @@ def sum_linear(w: Array, values: Array) -> Array:
 
 def sum_quadratic(w: Array, values: Array) -> Array:
     """``sum_i values_i w_i w_i^T`` for each latent function: (p, m, m)."""
-    weighted = _blocks(w) * _weights(values, w)
+    weighted = blocks(w) * _weights(values, w)
     if w.shape[0] > 1:
         return weighted.mT @ w
     n, p, m = weighted.shape
@@ -258,25 +241,6 @@ def whiten(
     return Whitened(
         sum_linear(training.w, sites.linear), sum_quadratic(training.w, sites.quadratic)
     )
-
-
-def whiten_fresh(sites: TiedSites, prior: Prior, departure: Array | None) -> Whitened:
-    r"""What :func:`whiten` gives of tied sites that were made at this very prior.
-
-    Args:
-      sites: tied sites in the coordinates of ``prior``.
-      prior: the prior, with a factor that is held.
-      departure: a matrix whose derivative, whatever its value, is that of
-        :math:`K_{Z_0 Z} - K_{Z Z}` as the inducing inputs begin to move, or None if they do not.
-
-    Returns:
-      The sums over sites: those of ``sites``, with their derivatives.
-    """
-    if departure is None:
-        return Whitened(sites.linear, sites.quadratic)
-    move = identity_along(departure, prior.inverse)
-    xi = (sites.linear[:, None, :] @ move)[:, 0]
-    return Whitened(xi, congruence_of_identity(sites.quadratic, move))
 
 
 def blend(
@@ -384,10 +348,11 @@ def posterior(whitened: Whitened) -> Posterior:
 
 def means(q: Posterior, at: Features) -> Array:
     r"""Posterior means :math:`m_i = w_i^\top B^{-1} \xi`, shape ``(p, n)``."""
-    return _means(q.mean, at.w)
+    return means_of(q.mean, at.w)
 
 
-def _means(mean: Array, w: Array) -> Array:
+def means_of(mean: Array, w: Array) -> Array:
+    """``w_i^T mean_p`` for each latent function and data point: ``(p, n)``."""
     return (w[0] @ mean.T).T if w.shape[0] == 1 else jnp.einsum("pm,pnm->pn", mean, w)
 
 
@@ -404,7 +369,7 @@ def marginals(q: Posterior, at: Features) -> Marginals:
       Means and variances of shape ``(p, n)``. Variances are at least the rounding error of the
       prior variance.
     """
-    return Marginals(means(q, at), jnp.maximum(_raw_variance(q, at), _floor(at)))
+    return Marginals(means(q, at), jnp.maximum(_raw_variance(q, at), rounding(at)))
 
 
 def count_floored(q: Posterior, at: Features) -> Array:
@@ -417,7 +382,7 @@ def count_floored(q: Posterior, at: Features) -> Array:
     Returns:
       A whole number.
     """
-    return (_raw_variance(q, at) < _floor(at)).sum()
+    return (_raw_variance(q, at) < rounding(at)).sum()
 
 
 def _raw_variance(q: Posterior, at: Features) -> Array:
@@ -426,10 +391,10 @@ def _raw_variance(q: Posterior, at: Features) -> Array:
 
 def explained_variance(q: Posterior, at: Features) -> Array:
     r"""The part of the variance that depends on the sites, :math:`|C^{-1} w_i|^2`: ``(p, n)``."""
-    return _sum_columns(project(at.w, q.inverse) ** 2, at.w)
+    return sum_columns(project(at.w, q.inverse) ** 2, at.w)
 
 
-def _floor(at: Features) -> Array:
+def rounding(at: Features) -> Array:
     """The rounding error of the prior variance."""
     return jnp.finfo(at.w.dtype).eps * jnp.abs(at.variance)
 
@@ -450,87 +415,3 @@ def kl_divergence(q: Posterior) -> Array:
     p, m = q.mean.shape
     trace = (q.inverse**2).sum()
     return 0.5 * (trace - p * m + (q.mean**2).sum()) + q.half_log_det.sum()
-
-
-# ---- the bound with the prior left free --------------------------------------------------------
-
-
-def free_bound(prior: Prior, whitened: Whitened, at: Features) -> tuple[Marginals, Array]:
-    r"""Marginals and divergence of the posterior as functions of the prior, to be differentiated.
-
-    They are those of :func:`marginals` and :func:`kl_divergence`. Their derivatives are written
-    out, in coordinates that are held, so that with cotangents :math:`\bar m_i` and
-    :math:`\bar v_i` of the marginals a gradient is
-
-    .. math::
-      \bar w_i = \bar m_i \mu - 2 \bar v_i (I - S) w_i, \qquad
-      \bar S = \sum_i \bar v_i w_i w_i^\top + \tfrac12 \bar\kappa I, \qquad
-      \bar B = -S \bar S S + \dots,
-
-    whose :math:`S w_i` are known from the variances and whose sum over data points is the only one.
-
-    Args:
-      prior: a prior whose factor is held.
-      whitened: the sums over sites in its coordinates.
-      at: features of the data points.
-
-    Returns:
-      The marginals without the prior mean, and the divergence.
-    """
-    assert prior.precision is not None
-    precision, p = prior.precision, whitened.xi.shape[0]
-    if precision.shape[0] < p:  # a product, so that its gradient is one, too, and not a sum
-        precision = jnp.tensordot(jnp.ones(p, precision.dtype), precision[0], 0)
-    mean, explained, kl = _free_posterior(precision, *whitened)
-    variance = _free_variance(precision, explained, at.w, at.variance)
-    return Marginals(_means(mean, at.w), jnp.maximum(variance, _floor(at))), kl
-
-
-@jax.custom_jvp
-def _free_posterior(precision: Array, xi: Array, gram: Array) -> tuple[Array, Array, Array]:
-    """``J mu``, ``J S J`` and the divergence, with J the prior precision, of value I."""
-    del precision
-    q = posterior(Whitened(xi, gram))
-    return q.mean, q.inverse.mT @ q.inverse, kl_divergence(q)
-
-
-@_free_posterior.defjvp
-def _free_posterior_jvp(
-    primals: tuple[Array, Array, Array], tangents: tuple[Array, Array, Array]
-) -> tuple[tuple[Array, Array, Array], tuple[Array, Array, Array]]:
-    out = _free_posterior(*primals)
-    mu, S, _ = differentiated_once(out)
-    mu = mu[:, None, :]  # vectors are rows
-    by_J, by_xi, by_gram = tangents
-    by_B = by_J + by_gram
-    by_S = -(S @ by_B @ S)
-    by_mu = (by_xi[:, None, :] - mu @ by_B) @ S
-    half = by_J @ S
-    # KL = (tr JS + mu^T J mu - log|J| + log|B| - m) / 2
-    by_trace = jnp.sum(S * by_J) + jnp.trace(by_S, axis1=-2, axis2=-1).sum()
-    by_square = jnp.sum(mu * (mu @ by_J + 2.0 * by_mu))
-    by_log_det = jnp.sum(S * by_B) - jnp.trace(by_J, axis1=-2, axis2=-1).sum()
-    return out, (
-        (mu @ by_J + by_mu)[:, 0],
-        half + half.mT + by_S,
-        0.5 * (by_trace + by_square + by_log_det),
-    )
-
-
-@jax.custom_jvp
-def _free_variance(precision: Array, explained: Array, w: Array, prior_variance: Array) -> Array:
-    """``k_ii - w_i^T J w_i + w_i^T (J S J) w_i``, for each latent function: ``(p, n)``."""
-    del precision
-    residual = prior_variance - (w**2).sum(-1)
-    return jnp.maximum(residual, 0.0) + _sum_columns(project(w, explained) * _blocks(w), w)
-
-
-@_free_variance.defjvp
-def _free_variance_jvp(
-    primals: tuple[Array, Array, Array, Array], tangents: tuple[Array, Array, Array, Array]
-) -> tuple[Array, Array]:
-    _, explained, w, _ = differentiated_once(primals)
-    by_J, by_explained, by_w, by_prior_variance = tangents
-    through_w = _sum_columns((_blocks(w) - project(w, explained)) * _blocks(by_w), w)
-    through_q = _sum_columns(project(w, by_J - by_explained) * _blocks(w), w)
-    return _free_variance(*primals), by_prior_variance - 2.0 * through_w - through_q

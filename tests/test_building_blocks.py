@@ -19,6 +19,7 @@ from numpyro_tsvgp.expectations import (
     site_gradients,
 )
 from numpyro_tsvgp.extract import FlatKernel
+from numpyro_tsvgp.held import free_bound, whiten_fresh
 
 # ---- linalg ----------------------------------------------------------------------------------
 
@@ -412,7 +413,7 @@ def test_the_bound_in_held_coordinates_is_the_bound(batched):
         shift = new(jnp.asarray(Z), to) - new(jnp.copy(to), to)
         whitened = sites.whiten(made, prior, None, shift)
         if held:
-            (mean, variance), kl = sites.free_bound(prior, whitened, at)
+            (mean, variance), kl = free_bound(prior, whitened, at)
         else:
             q = sites.posterior(whitened)
             (mean, variance), kl = sites.marginals(q, at), sites.kl_divergence(q)
@@ -443,7 +444,7 @@ def test_fresh_sites_have_the_derivatives_of_sites_that_may_move(batched):
         kernel, to = make_kernel(batched, 1.2 * jnp.exp(theta[0]))[0], jnp.asarray(Z) + theta[1:]
         prior = sites.prior(kernel, to, held=True)
         if fresh:
-            xi, gram = sites.whiten_fresh(made, prior, -start(to, jnp.asarray(Z)))
+            xi, gram = whiten_fresh(made, prior, -start(to, jnp.asarray(Z)))
         else:
             shift = kernel(jnp.asarray(Z), to) - kernel(jnp.copy(to), to)
             xi, gram = sites.whiten(made, prior, None, shift)

@@ -271,9 +271,10 @@ def test_one_evaluation_for_both_steps_is_both_steps(monkeypatch):
         (numpyro.optim.Adam(0.1), True),
         (optax.lbfgs(), False),
         (optax.chain(optax.sgd(0.1), optax.scale_by_backtracking_linesearch(3)), False),
+        (optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau()), False),
         (numpyro.optim.Minimize(), False),
     ],
-    ids=["adam", "chain", "numpyro", "lbfgs", "line search", "minimize"],
+    ids=["adam", "chain", "numpyro", "lbfgs", "line search", "plateau", "minimize"],
 )
 def test_which_optimizers_evaluate_once(optim, expected):
     """Line searches must not meet an objective whose sites move with its argument."""
