@@ -27,7 +27,7 @@ from numpyro_tsvgp.expectations import (
 )
 from numpyro_tsvgp.extract import GPSite, Reading, log_likelihood, read
 from numpyro_tsvgp.guide import AutoDualGaussian, Params
-from numpyro_tsvgp.held import free_bound, whiten_fresh
+from numpyro_tsvgp.held import free_bound, moved_bound
 from numpyro_tsvgp.moments import Moments, Natural, WhitenedMoments
 from numpyro_tsvgp.posterior import Fitted, Sites
 from numpyro_tsvgp.sites import Features, PointSites, Posterior, Prior, TiedSites, Whitened
@@ -60,19 +60,23 @@ class Data(NamedTuple):
 
     def whitened(self) -> Whitened:
         assert isinstance(self.sites, TiedSites | PointSites)
-        shift = posterior.anchor_shift(self.site, self.fitted)
+        shift = posterior.anchor_shift(self.site, self.fitted, self.prior)
         return sites.whiten(self.sites, self.prior, self.features, shift)
 
     def bound(self, fresh: Sites | None) -> tuple[Marginals, Array]:
         """Marginals and divergence, with the sites kept or with others made here and now."""
-        if self.prior.precision is not None:
-            if fresh is None:
-                whitened = self.whitened()
-            else:
+        if self.prior.covariance is not None:
+            if fresh is not None:
                 assert isinstance(fresh, TiedSites)
+                made = Whitened(fresh.linear, fresh.quadratic)
                 departure = posterior.departure(self.site, self.fitted)
-                whitened = whiten_fresh(fresh, self.prior, departure)
-            return free_bound(self.prior, whitened, self.features)
+                return free_bound(self.prior, made, self.features, departure)
+            shift = posterior.anchor_shift(self.site, self.fitted, self.prior)
+            if shift is None:
+                return free_bound(self.prior, self.whitened(), self.features)
+            assert isinstance(self.sites, TiedSites)
+            cross = posterior.anchor_covariance(self.site, self.fitted)
+            return moved_bound(self.prior, self.sites, self.features, shift, cross)
         value = self.sites if fresh is None else fresh
         if isinstance(value, Moments | WhitenedMoments):
             q = moments.posterior(value, self.prior)
@@ -82,12 +86,13 @@ class Data(NamedTuple):
 
 
 def _at_data(
-    guide: AutoDualGaussian, reading: Reading, params: Params, *, held: bool
+    guide: AutoDualGaussian, reading: Reading, params: Params, *, held: bool, departs: bool = False
 ) -> dict[str, Data]:
     out = {}
     for name, site in reading.gps.items():
         fitted = guide.unpack(name, params)
-        prior = posterior.prior(site, fitted, held=held and isinstance(fitted.sites, TiedSites))
+        is_held = held and isinstance(fitted.sites, TiedSites)
+        prior = posterior.prior(site, fitted, held=is_held, departs=departs)
         features = posterior.training_features(site, fitted, prior, site.gp.X)
         out[name] = Data(site, fitted, prior, features)
     return out
@@ -153,7 +158,7 @@ def collapsed_model(
             params |= update_sites(
                 guide, reading, params, args, kwargs, EStep(steps=refresh), rule=rule, key=fixed_key
             )[0]
-        data = _at_data(guide, reading, params, held=held)
+        data = _at_data(guide, reading, params, held=held, departs=e_step is not None)
         quadrature = _nodes(guide, rule, fixed_key)
         new: dict[str, Sites] = {}
         if e_step is not None:

@@ -184,9 +184,9 @@ def expect(
         by_marginals = {}
         for name, q in marginals.items():
             g = by_values[name]
-            by_mean = jnp.tensordot(weights.astype(g.dtype), g, 1)
-            moments = weights[:, None].astype(g.dtype) * _coordinates(nodes, axes[name], q)
-            by_scale = jnp.einsum("sp,spn->pn", moments, g)
+            z = _coordinates(nodes, axes[name], q).T
+            moments = weights.astype(g.dtype) * jnp.stack([jnp.ones_like(z), z], 1)
+            by_mean, by_scale = jnp.einsum("pcs,spn->pcn", moments, g).swapaxes(0, 1)
             by_marginals[name] = Marginals(by_mean, by_scale / (2.0 * jnp.sqrt(q.variance)))
         by_free = jax.tree.map(lambda g: jnp.tensordot(weights.astype(g.dtype), g, 1), by_free)
         return weights @ value, (by_free, by_marginals)

@@ -50,6 +50,9 @@ class FlatKernel:
     def diag(self, X: Array) -> Array:
         return self._flatten(self.kernel.diag(X), 1)
 
+    def noise(self, X: Array) -> Array:
+        return self._flatten(self.kernel.noise(X), 1)
+
 
 @partial(jax.tree_util.register_dataclass, data_fields=["gp"], meta_fields=["batch_shape"])
 @dataclass(frozen=True)

@@ -1,138 +1,221 @@
 r"""The bound as an M-step differentiates it: with the prior left free and the coordinates held.
 
 The whitening is a choice of coordinates, and neither the posterior nor the bound depends on it.
-Where an M-step differentiates the bound it is therefore *held*: :math:`L` is a constant, and the
-prior precision of :math:`v` is a matrix :math:`J = L^\top K^{-1} L` that is the identity in value
-and carries the derivative. Then
+Where an M-step differentiates the bound it is therefore *held*: :math:`L` is a constant, and what
+carries the derivative are the covariances themselves, :math:`K` of the inducing values and
+:math:`k_i` of them with a function value. With :math:`S = B^{-1}` and
 
 .. math::
-  B = J + G, \qquad m_i = w_i^\top J \mu, \qquad
-  v_i = k_{ii} - w_i^\top J w_i + w_i^\top J B^{-1} J w_i.
+  a = L^{-\top} \mu, \qquad A = (I - S) L^{-1}, \qquad p_i = A^\top w_i
 
-and a gradient needs one product with the features of all data points besides that of the
-variances, and no derivative of a Cholesky factor.
+the mean is :math:`a^\top k_i` and the variance :math:`k_{ii} - p_i^\top k_i`. Their values are
+computed once, as constants; their derivatives are written out below. There is no derivative of a
+Cholesky factor in them, and one product with all data points besides the two that give their
+features and their variances. Only first derivatives are right, and others raise an exception.
 
 Shapes are those of :mod:`numpyro_tsvgp.sites`.
 """
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from numpyro_tsvgp import sites
 from numpyro_tsvgp.expectations import Marginals
-from numpyro_tsvgp.linalg import congruence_of_identity, differentiated_once, identity_along
-from numpyro_tsvgp.sites import (
-    Features,
-    Prior,
-    TiedSites,
-    Whitened,
-    blocks,
-    project,
-    sum_columns,
-)
+from numpyro_tsvgp.linalg import differentiated_once
+from numpyro_tsvgp.sites import Features, Prior, TiedSites, Whitened, blocks, project, sum_columns
 
-__all__ = ["free_bound", "whiten_fresh"]
+__all__ = ["free_bound", "moved_bound"]
 
 
-def whiten_fresh(tied: TiedSites, prior: Prior, departure: Array | None) -> Whitened:
-    r"""What :func:`~numpyro_tsvgp.sites.whiten` gives of tied sites made at this very prior.
+class _Values(NamedTuple):
+    """What an M-step wants."""
 
-    Args:
-      tied: tied sites in the coordinates of ``prior``.
-      prior: the prior, with a factor that is held.
-      departure: a matrix whose derivative, whatever its value, is that of
-        :math:`K_{Z_0 Z} - K_{Z Z}` as the inducing inputs begin to move, or None if they do not.
-
-    Returns:
-      The sums over sites: those of ``tied``, with their derivatives.
-    """
-    if departure is None:
-        return Whitened(tied.linear, tied.quadratic)
-    move = identity_along(departure, prior.inverse)
-    xi = (tied.linear[:, None, :] @ move)[:, 0]
-    return Whitened(xi, congruence_of_identity(tied.quadratic, move))
+    mean: Array  # (p, n)
+    variance: Array  # (p, n)
+    kl: Array
 
 
-def free_bound(prior: Prior, whitened: Whitened, at: Features) -> tuple[Marginals, Array]:
+class _Posterior(NamedTuple):
+    """The constants in the derivatives."""
+
+    inverse: Array  # L^-1, (k, m, m)
+    w: Array  # (k, n, m)
+    mu: Array  # (p, m)
+    S: Array  # (p, m, m)
+    A: Array  # (p, m, m)
+    P: Array  # the p_i, in blocks
+
+
+def _posterior(prior: Prior, whitened: Whitened, at: Features) -> tuple[_Values, _Posterior]:
+    assert at.covariance is not None
+    q = sites.posterior(whitened)
+    S = q.inverse.mT @ q.inverse
+    A = prior.inverse - S @ prior.inverse
+    P = project(at.w, A.mT)
+    variance = at.variance - sum_columns(P * blocks(at.covariance), at.w)
+    values = _Values(sites.means(q, at), variance, sites.kl_divergence(q))
+    return values, _Posterior(prior.inverse, at.w, q.mean, S, A, P)
+
+
+def _rows_times(vectors: Array, matrix: Array) -> Array:
+    """``M^T v`` of a vector for each latent function: ``(p, m)``."""
+    return vectors @ matrix[0] if matrix.shape[0] == 1 else (vectors[:, None] @ matrix)[:, 0]
+
+
+def _floored(values: _Values, at: Features) -> tuple[Marginals, Array]:
+    return Marginals(values.mean, jnp.maximum(values.variance, sites.rounding(at))), values.kl
+
+
+# ---- sites that say the same in the coordinates that are held --------------------------------
+
+
+def free_bound(
+    prior: Prior, whitened: Whitened, at: Features, departure: Array | None = None
+) -> tuple[Marginals, Array]:
     r"""Marginals and divergence of the posterior as functions of the prior, to be differentiated.
 
     They are those of :func:`~numpyro_tsvgp.sites.marginals` and
-    :func:`~numpyro_tsvgp.sites.kl_divergence`. Their derivatives are written
-    out, in coordinates that are held, so that with cotangents :math:`\bar m_i` and
-    :math:`\bar v_i` of the marginals a gradient is
+    :func:`~numpyro_tsvgp.sites.kl_divergence`. The sums over sites are constants, so that
 
     .. math::
-      \bar w_i = \bar m_i \mu - 2 \bar v_i (I - S) w_i, \qquad
-      \bar S = \sum_i \bar v_i w_i w_i^\top + \tfrac12 \bar\kappa I, \qquad
-      \bar B = -S \bar S S + \dots,
+      \mathrm{d}m_i &= a^\top \mathrm{d}k_i - p_i^\top \mathrm{d}K a, \\
+      \mathrm{d}v_i &= \mathrm{d}k_{ii} - 2 p_i^\top \mathrm{d}k_i + p_i^\top \mathrm{d}K p_i, \\
+      \mathrm{d}\mathrm{KL} &= \tfrac12 \operatorname{tr}(A \, \mathrm{d}K A^\top)
+        + \tfrac12 a^\top \mathrm{d}K a - \mu^\top A \, \mathrm{d}K a .
 
-    whose :math:`S w_i` are known from the variances and whose sum over data points is the only one.
+    Where sites have just been made at inducing inputs that may now move, they stay statements about
+    the function where it was. Then :math:`\mathrm{d}K` is the derivative in hyperparameters alone,
+    and with the matrix :math:`D = K_{Z Z}` of which only the first argument moves,
+    :math:`\mathrm{d}k_i` is to be read as :math:`\mathrm{d}k_i - \mathrm{d}D \, K^{-1} k_i`.
 
     Args:
       prior: a prior whose factor is held.
       whitened: the sums over sites in its coordinates.
       at: features of the data points.
+      departure: D, if the inducing inputs can move.
 
     Returns:
       The marginals without the prior mean, and the divergence.
     """
-    assert prior.precision is not None
-    precision, p = prior.precision, whitened.xi.shape[0]
-    if precision.shape[0] < p:  # a product, so that its gradient is one, too, and not a sum
-        precision = jnp.tensordot(jnp.ones(p, precision.dtype), precision[0], 0)
-    mean, explained, kl = _free_posterior(precision, *whitened)
-    variance = _free_variance(precision, explained, at.w, at.variance)
-    return Marginals(sites.means_of(mean, at.w), jnp.maximum(variance, sites.rounding(at))), kl
+    values, q = _posterior(*lax.stop_gradient((prior, whitened, at)))
+    free = prior.covariance, at.covariance, at.variance, departure
+    return _floored(_along(values, q, free), at)
 
 
 @jax.custom_jvp
-def _free_posterior(precision: Array, xi: Array, gram: Array) -> tuple[Array, Array, Array]:
-    """``J mu``, ``J S J`` and the divergence, with J the prior precision, of value I."""
-    del precision
-    q = sites.posterior(Whitened(xi, gram))
-    return q.mean, q.inverse.mT @ q.inverse, sites.kl_divergence(q)
+def _along(values: _Values, q: _Posterior, free: tuple[Array | None, ...]) -> _Values:
+    """The values, with their derivatives."""
+    del q, free
+    return values
 
 
-@_free_posterior.defjvp
-def _free_posterior_jvp(
-    primals: tuple[Array, Array, Array], tangents: tuple[Array, Array, Array]
-) -> tuple[tuple[Array, Array, Array], tuple[Array, Array, Array]]:
-    out = _free_posterior(*primals)
-    mu, S, _ = differentiated_once(out)
-    mu = mu[:, None, :]  # vectors are rows
-    by_J, by_xi, by_gram = tangents
-    by_B = by_J + by_gram
-    by_S = -(S @ by_B @ S)
-    by_mu = (by_xi[:, None, :] - mu @ by_B) @ S
-    half = by_J @ S
-    # KL = (tr JS + mu^T J mu - log|J| + log|B| - m) / 2
-    by_trace = jnp.sum(S * by_J) + jnp.trace(by_S, axis1=-2, axis2=-1).sum()
-    by_square = jnp.sum(mu * (mu @ by_J + 2.0 * by_mu))
-    by_log_det = jnp.sum(S * by_B) - jnp.trace(by_J, axis1=-2, axis2=-1).sum()
-    return out, (
-        (mu @ by_J + by_mu)[:, 0],
-        half + half.mT + by_S,
-        0.5 * (by_trace + by_square + by_log_det),
+@_along.defjvp
+def _along_jvp(primals: Any, tangents: Any) -> tuple[_Values, _Values]:
+    (inverse, w, mu, _, A, P), _ = differentiated_once(primals[1:])
+    by_K, by_k, by_k_ii, by_departure = tangents[2]
+    if by_departure is not None:
+        by_k = by_k - w @ (inverse @ by_departure.mT)
+    a, b = _rows_times(mu, inverse), (mu[:, None] @ A)[:, 0]
+    shared = by_K.shape[0] == 1
+    matrix = by_K[0] if shared else by_K
+    # Both derivatives from one array, so that in a gradient one product gives that of K.
+    by_P = P @ matrix
+    return primals[0], _Values(
+        sites.means_of(a, by_k) - sum_columns(by_P * (a if shared else a[:, None]), w),
+        by_k_ii - sum_columns(P * (2.0 * blocks(by_k)), w) + sum_columns(by_P * P, w),
+        0.5 * jnp.sum((A @ matrix) * A) + jnp.sum((0.5 * a - b) * _rows_times(a, by_K)),
     )
 
 
+# ---- sites that are carried along as the inducing inputs move --------------------------------
+
+
+class _Carried(NamedTuple):
+    """The constants in the derivatives that come from carrying sites to new inducing inputs."""
+
+    W: Array  # L_0^-T G_0 T, (p, m, m)
+    g: Array  # L_0^-T (xi_0 - G_0 T mu), (p, m)
+
+
+def moved_bound(
+    prior: Prior, tied: TiedSites, at: Features, shift: Array, cross: Array
+) -> tuple[Marginals, Array]:
+    r"""The same for sites made at other inducing inputs :math:`Z_0`.
+
+    By :math:`T = L_0^{-1} K_{Z_0 Z} L^{-\top}` the sums :math:`(\xi_0, G_0)` become those of the
+    current coordinates, and T has a derivative. With :math:`s_i = S w_i`,
+    :math:`W = L_0^{-\top} G_0 T`, :math:`g = L_0^{-\top} (\xi_0 - G_0 T \mu)` and
+
+    .. math::
+      N = L^{-1} \mathrm{d}K L^{-\top}, \qquad
+      X = \mathrm{d}K_{Z_0 Z} L^{-\top}, \qquad
+      \Theta = W^\top X
+
+    the derivatives are
+
+    .. math::
+      \mathrm{d}m_i &= a^\top \mathrm{d}k_i + s_i^\top (X^\top g - \Theta \mu - N \mu), \\
+      \mathrm{d}v_i &= \mathrm{d}k_{ii} - 2 p_i^\top \mathrm{d}k_i + w_i^\top N w_i
+        - s_i^\top (N + 2 \Theta) s_i, \\
+      \mathrm{d}\mathrm{KL} &= \operatorname{tr}\big(S (N + \Theta) - \tfrac12 N
+        - \tfrac12 S (N + 2 \Theta) S\big) + \tfrac12 \mu^\top N \mu
+        + \mu^\top S (X^\top g - \Theta \mu - N \mu).
+
+    Args:
+      prior: a prior whose factor is held.
+      tied: the sites.
+      at: features of the data points.
+      shift: see :func:`~numpyro_tsvgp.sites.whiten`.
+      cross: :math:`K_{Z_0 Z}`, of which only the derivative matters; as jitter and noise of
+        :math:`K` belong to an inducing value and move with it, they are in its derivative, too.
+
+    Returns:
+      The marginals without the prior mean, and the divergence.
+    """
+    held, made, features, shift = lax.stop_gradient((prior, tied, at, shift))
+    move = sites.carry(made, held, shift)
+    whitened = sites.whiten(made, held, None, shift)
+    values, q = _posterior(held, whitened, features)
+    half = made.quadratic @ move
+    left = made.linear - (half @ q.mu[..., None])[..., 0]
+    carried = _Carried(made.inverse.mT @ half, _rows_times(left, made.inverse))
+    free = prior.covariance, cross, at.covariance, at.variance
+    return _floored(_carried_along(values, (q, carried), free), at)
+
+
 @jax.custom_jvp
-def _free_variance(precision: Array, explained: Array, w: Array, prior_variance: Array) -> Array:
-    """``k_ii - w_i^T J w_i + w_i^T (J S J) w_i``, for each latent function: ``(p, n)``."""
-    del precision
-    residual = prior_variance - (w**2).sum(-1)
-    return jnp.maximum(residual, 0.0) + sum_columns(project(w, explained) * blocks(w), w)
+def _carried_along(
+    values: _Values, constants: tuple[_Posterior, _Carried], free: tuple[Array, ...]
+) -> _Values:
+    """The values, with their derivatives."""
+    del constants, free
+    return values
 
 
-@_free_variance.defjvp
-def _free_variance_jvp(
-    primals: tuple[Array, Array, Array, Array], tangents: tuple[Array, Array, Array, Array]
-) -> tuple[Array, Array]:
-    _, explained, w, _ = differentiated_once(primals)
-    by_J, by_explained, by_w, by_prior_variance = tangents
-    through_w = sum_columns((blocks(w) - project(w, explained)) * blocks(by_w), w)
-    through_q = sum_columns(project(w, by_J - by_explained) * blocks(w), w)
-    return _free_variance(*primals), by_prior_variance - 2.0 * through_w - through_q
+@_carried_along.defjvp
+def _carried_along_jvp(primals: Any, tangents: Any) -> tuple[_Values, _Values]:
+    ((inverse, w, mu, S, _, P), (W, g)), _ = differentiated_once(primals[1:])
+    by_K, by_cross, by_k, by_k_ii = tangents[2]
+    N = inverse @ by_K @ inverse.mT
+    X = by_cross @ inverse.mT
+    theta = W.mT @ X
+    pull = _rows_times(g, X) - ((theta + N) @ mu[..., None])[..., 0]
+    by_S = S @ (N + 2.0 * theta) @ S
+    s = (S @ mu[..., None])[..., 0]
+    c = (S @ pull[..., None])[..., 0]
+    half = 0.5 * jnp.eye(S.shape[-1], dtype=S.dtype)
+    return primals[0], _Values(
+        sites.means_of(_rows_times(mu, inverse), by_k) + sites.means_of(c, w),
+        by_k_ii
+        - 2.0 * sum_columns(P * blocks(by_k), w)
+        + sum_columns(project(w, N - by_S) * blocks(w), w),
+        jnp.sum(S * theta)
+        + jnp.sum((S - half) * N)
+        - jnp.sum(half * by_S)
+        + jnp.sum(mu * (0.5 * _rows_times(mu, N)) + s * pull),
+    )

@@ -76,21 +76,22 @@ def _gram_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Arr
     return _gram(*primals), half + jnp.swapaxes(half, -1, -2)
 
 
-def _squared_distance(a: Array, b: Array) -> Array:
-    """Squared distances between the rows of ``a`` and of ``b``, by one matrix product."""
+def _squared_distance(a: Array, b: Array, unit: ArrayLike = 1.0) -> Array:
+    """Squared distances between the rows of ``a`` and of ``b`` in ``unit``, by one product."""
     if a.shape[-1] == 1:
-        return jnp.square(a - jnp.swapaxes(b, -1, -2))
+        return jnp.square(a - jnp.swapaxes(b, -1, -2)) / unit
     norm_a = jnp.sum(a * a, -1, keepdims=True)
     if a is b:
-        s = norm_a + jnp.swapaxes(norm_a, -1, -2) - 2.0 * _gram(a)
+        s = (norm_a + jnp.swapaxes(norm_a, -1, -2) - 2.0 * _gram(a)) / unit
         return jnp.where(jnp.eye(a.shape[-2], dtype=bool), 0.0, s)
     norm_b = jnp.sum(b * b, -1, keepdims=True)
     if a.shape[-1] <= _FEW_COLUMNS:
         one_a, one_b = jnp.ones_like(norm_a), jnp.ones_like(norm_b)
         left = jnp.concatenate([-2.0 * a, norm_a, one_a], -1)
-        s = _inner(left, jnp.concatenate([b, one_b, norm_b], -1))
+        # The unit goes to the rows of b, which are few, so that its gradient is a sum over them.
+        s = _inner(left, jnp.concatenate([b, one_b, norm_b], -1) / unit)
     else:
-        s = norm_a + jnp.swapaxes(norm_b, -1, -2) - 2.0 * _inner(a, b)
+        s = (norm_a + jnp.swapaxes(norm_b, -1, -2) - 2.0 * _inner(a, b)) / unit
     # Rounding can make s negative. Clip the value but differentiate the polynomial itself, whose
     # derivatives of every order are right at coincident points too.
     return s + lax.stop_gradient(jnp.maximum(s, 0.0) - s)
@@ -139,6 +140,15 @@ class Kernel:
         """Variance at each input, of shape ``batch + (n,)``."""
         raise NotImplementedError
 
+    def noise(self, X: ArrayLike) -> Array:
+        """What ``kernel(X, X)`` has on its diagonal and ``kernel(X, X.copy())`` has not."""
+
+        def shared(a: Array, b: Array) -> Array:
+            return self(a[None], b[None])[..., 0, 0]
+
+        X = jnp.asarray(X)
+        return self.diag(X) - jax.vmap(shared, out_axes=-1)(X, X)
+
     def __add__(self, other: Any) -> "Kernel":
         if _is_number(other):
             _check_not_negative(other, "a kernel plus")
@@ -174,6 +184,9 @@ class Sum(Kernel):
     def diag(self, X: ArrayLike) -> Array:
         return self.left.diag(X) + self.right.diag(X)
 
+    def noise(self, X: ArrayLike) -> Array:
+        return self.left.noise(X) + self.right.noise(X)
+
 
 @_pytree
 class Product(Kernel):
@@ -188,6 +201,10 @@ class Product(Kernel):
     def diag(self, X: ArrayLike) -> Array:
         return self.left.diag(X) * self.right.diag(X)
 
+    def noise(self, X: ArrayLike) -> Array:
+        left, right = self.left.noise(X), self.right.noise(X)
+        return self.left.diag(X) * right + left * self.right.diag(X) - left * right
+
 
 @_pytree
 class Scaled(Kernel):
@@ -201,6 +218,9 @@ class Scaled(Kernel):
 
     def diag(self, X: ArrayLike) -> Array:
         return jnp.asarray(self.scale)[..., None] * self.kernel.diag(X)
+
+    def noise(self, X: ArrayLike) -> Array:
+        return jnp.asarray(self.scale)[..., None] * self.kernel.noise(X)
 
 
 @_pytree
@@ -227,6 +247,10 @@ class Constant(Kernel):
     def diag(self, X: ArrayLike) -> Array:
         X = _rows(X)
         return jnp.asarray(self.variance)[..., None] * jnp.ones(len(X), X.dtype)
+
+    def noise(self, X: ArrayLike) -> Array:
+        X = _rows(X)
+        return jnp.zeros(len(X), X.dtype)
 
 
 @_pytree
@@ -259,6 +283,9 @@ class White(Kernel):
 
     def diag(self, X: ArrayLike) -> Array:
         return Constant(self.variance).diag(X)
+
+    def noise(self, X: ArrayLike) -> Array:
+        return self.diag(X)
 
 
 class _Leaf(Kernel):
@@ -310,6 +337,9 @@ class _Leaf(Kernel):
             )
         return _matrix(self.variance) * self._correlation(A, B)
 
+    def noise(self, X: ArrayLike) -> Array:
+        return Constant().noise(X)
+
     def _correlation(self, A: Array, B: Array) -> Array:
         raise NotImplementedError
 
@@ -334,7 +364,7 @@ class Stationary(_Leaf):
             return self._shape(jnp.square((A - B.T) / scale))
         A, B = _centred(A, B)
         if scale.shape[-1] == 1:  # one product serves the whole batch
-            return self._shape(_squared_distance(A, B) / jnp.square(scale))
+            return self._shape(_squared_distance(A, B, jnp.square(scale)))
         return self._shape(_squared_distance(*_pair(lambda X: X / scale, A, B)))
 
     def _shape(self, s: Array) -> Array:

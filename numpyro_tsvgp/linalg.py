@@ -45,7 +45,7 @@ def default_jitter(dtype: Any) -> float:
     return _JITTER["float64"] if jnp.finfo(dtype).bits >= 64 else _JITTER["float32"]
 
 
-def add_jitter(covariance: Array, jitter: Any = None) -> Array:
+def add_jitter(covariance: Array, jitter: Any = None, variance: Array | None = None) -> Array:
     r"""Adds ``jitter`` times the mean of the diagonal to the diagonal.
 
     .. math:: K \leftarrow K + \epsilon \, \tfrac{1}{n} \operatorname{tr}(K) \, I
@@ -53,6 +53,7 @@ def add_jitter(covariance: Array, jitter: Any = None) -> Array:
     Args:
       covariance: a batch of covariance matrices, shape ``(..., n, n)``.
       jitter: the relative jitter, or None for :func:`default_jitter`.
+      variance: the diagonal, shape ``(..., n)``, if its derivative is not that of ``covariance``.
 
     Returns:
       The covariance with its diagonal raised.
@@ -60,7 +61,9 @@ def add_jitter(covariance: Array, jitter: Any = None) -> Array:
     n = covariance.shape[-1]
     if jitter is None:
         jitter = default_jitter(covariance.dtype)
-    scale = jnp.trace(covariance, axis1=-2, axis2=-1) / n
+    if variance is None:
+        variance = jnp.diagonal(covariance, axis1=-2, axis2=-1)
+    scale = variance.sum(-1) / n
     raised = jnp.asarray(jitter * scale, covariance.dtype)[..., None, None]
     return covariance + raised * jnp.eye(n, dtype=covariance.dtype)
 
@@ -223,66 +226,6 @@ def _congruence_jvp(
     product = matrix @ factor
     half = tangents[1].mT @ product
     return factor.mT @ product, half + half.mT + factor.mT @ (tangents[0] @ factor)
-
-
-# ---- matrices that are the identity in value -------------------------------------------------
-
-
-@jax.custom_jvp
-def identity_along(matrix: Array, inverse: Array) -> Array:
-    r"""The identity, with the derivative of :math:`L^{-1} A L^{-\top}` where that is constant in L.
-
-    With :math:`L` the Cholesky factor of A this is A in coordinates that make it the identity and
-    are then held: no product is needed for its value, and no derivative of a factor for its
-    derivative. With -A it is the inverse of that. Only first derivatives are right.
-
-    Args:
-      matrix: symmetric matrices A, shape ``(..., n, n)``.
-      inverse: matrices :math:`L^{-1}` of the same shape, as constants.
-
-    Returns:
-      Identity matrices, shape ``(..., n, n)``.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp
-      >>> from numpyro_tsvgp.linalg import identity_along
-      >>> f = lambda a: identity_along(a, jnp.full((1, 1), 0.5))[0, 0]
-      >>> float(f(jnp.full((1, 1), 4.0))), jax.grad(f)(jnp.full((1, 1), 4.0)).tolist()
-      (1.0, [[0.25]])
-    """
-    del inverse
-    return jnp.broadcast_to(jnp.eye(matrix.shape[-1], dtype=matrix.dtype), matrix.shape)
-
-
-@identity_along.defjvp
-def _identity_along_jvp(
-    primals: tuple[Array, Array], tangents: tuple[Array, Array]
-) -> tuple[Array, Array]:
-    inverse = primals[1]
-    return identity_along(*primals), inverse @ tangents[0] @ inverse.mT
-
-
-@jax.custom_jvp
-def congruence_of_identity(matrix: Array, identity: Array) -> Array:
-    """:func:`congruence` with a factor that is the identity in value.
-
-    Args:
-      matrix: symmetric matrices, shape ``(..., n, n)``.
-      identity: a matrix from :func:`identity_along`.
-
-    Returns:
-      The matrices, with their derivatives.
-    """
-    del identity
-    return matrix
-
-
-@congruence_of_identity.defjvp
-def _congruence_of_identity_jvp(
-    primals: tuple[Array, Array], tangents: tuple[Array, Array]
-) -> tuple[Array, Array]:
-    half = primals[0] @ tangents[1]
-    return congruence_of_identity(*primals), half + half.mT + tangents[0]
 
 
 @jax.custom_jvp

@@ -13,7 +13,7 @@ from numpyro_tsvgp import moments, sites
 from numpyro_tsvgp.distributions import GPPosterior
 from numpyro_tsvgp.expectations import Marginals
 from numpyro_tsvgp.extract import GPSite
-from numpyro_tsvgp.linalg import cholesky_of_residual
+from numpyro_tsvgp.linalg import add_jitter, cholesky_of_residual
 from numpyro_tsvgp.moments import Moments, WhitenedMoments
 from numpyro_tsvgp.sites import Features, PointSites, Posterior, Prior, TiedSites, Whitened
 
@@ -52,10 +52,15 @@ class Fitted(NamedTuple):
     def is_full(self) -> bool:
         return isinstance(self.sites, PointSites) and self.inputs is None
 
+    @property
+    def anchor(self) -> Array | None:
+        """The inducing inputs that the sites were made at, if those can move."""
+        return self.sites.anchor if isinstance(self.sites, TiedSites) else None
 
-def prior(site: GPSite, fitted: Fitted, *, held: bool = False) -> Prior:
+
+def prior(site: GPSite, fitted: Fitted, *, held: bool = False, departs: bool = False) -> Prior:
     """The prior at the inducing inputs and the hyperparameters of ``site``."""
-    return sites.prior(site.kernel, fitted.inducing, site.gp.jitter, held=held)
+    return sites.prior(site.kernel, fitted.inducing, site.gp.jitter, held=held, departs=departs)
 
 
 def training_features(site: GPSite, fitted: Fitted, prior: Prior, X: Array | None) -> Features:
@@ -66,26 +71,34 @@ def training_features(site: GPSite, fitted: Fitted, prior: Prior, X: Array | Non
     return sites.features(site.kernel, fitted.inducing, X, prior)
 
 
-def anchor_shift(site: GPSite, fitted: Fitted) -> Array | None:
-    r""":math:`K_{Z_0 Z} - K_{Z Z}` where inducing inputs may have left their anchor, or None."""
-    if not isinstance(fitted.sites, TiedSites) or fitted.sites.anchor is None:
+def anchor_shift(site: GPSite, fitted: Fitted, prior: Prior) -> Array | None:
+    r""":math:`(K_{Z_0 Z} - K_{Z Z}) L^{-\top}` where inducing inputs may have moved, or None."""
+    Z, anchor = fitted.inducing, fitted.anchor
+    if anchor is None:
         return None
-    Z = fitted.inducing
     # A copy of Z: noise of a kernel, like jitter, belongs to an inducing value and moves with it,
     # so it must be in neither term.
-    return site.kernel(fitted.sites.anchor, Z) - site.kernel(jnp.copy(Z), Z)
+    return (site.kernel(anchor, Z) - site.kernel(jnp.copy(Z), Z)) @ prior.inverse.mT
+
+
+def anchor_covariance(site: GPSite, fitted: Fitted) -> Array:
+    r""":math:`K_{Z_0 Z}` with the derivative of the jitter and the noise of :math:`K`, too."""
+    Z, anchor, kernel = fitted.inducing, fitted.anchor, site.kernel
+    assert anchor is not None
+    raised = add_jitter(kernel(anchor, Z), site.gp.jitter, kernel.diag(Z))
+    return raised + kernel.noise(Z)[..., None] * jnp.eye(Z.shape[0], dtype=raised.dtype)
 
 
 def departure(site: GPSite, fitted: Fitted) -> Array | None:
-    r"""A matrix with the derivative of :func:`anchor_shift` where anchor and inducing inputs meet.
+    r"""A matrix whose derivative is that of :math:`K_{Z Z}` in its first argument alone, or None.
 
-    There the derivative in hyperparameters and in the second argument cancel. What is left is minus
-    that of :math:`K_{Z Z}` in its first argument. Only first derivatives are right.
+    Where the inducing inputs begin to move, minus it is that of :math:`K_{Z_0 Z} - K_{Z Z}`: the
+    derivatives in the second argument and in hyperparameters cancel.
     """
-    if not isinstance(fitted.sites, TiedSites) or fitted.sites.anchor is None:
+    if fitted.anchor is None:
         return None
     kernel = lax.stop_gradient(site).kernel
-    return -kernel(fitted.inducing, lax.stop_gradient(fitted.inducing))
+    return kernel(fitted.inducing, lax.stop_gradient(fitted.inducing))
 
 
 def whitened(site: GPSite, fitted: Fitted, prior: Prior) -> Whitened:
@@ -97,7 +110,7 @@ def whitened(site: GPSite, fitted: Fitted, prior: Prior) -> Whitened:
     training = None
     if isinstance(fitted.sites, PointSites):
         training = training_features(site, fitted, prior, fitted.inputs)
-    return sites.whiten(fitted.sites, prior, training, anchor_shift(site, fitted))
+    return sites.whiten(fitted.sites, prior, training, anchor_shift(site, fitted, prior))
 
 
 def inducing_values(site: GPSite, fitted: Fitted, prior: Prior) -> Posterior:

@@ -283,7 +283,7 @@ def _draw_through_inducing(site: GPSite, fitted: Fitted, noise: Noise) -> Array:
 
     def at(inputs: tuple[Array, Array]) -> Array:
         X, rest = inputs
-        w, _, residual = sites.features(site.kernel, fitted.inducing, X, prior)
+        w, _, residual, _ = sites.features(site.kernel, fitted.inducing, X, prior)
         w = jnp.broadcast_to(w, (site.latents, *w.shape[1:]))
         return jnp.einsum("...pm,pnm->...pn", s, w) + jnp.sqrt(jnp.maximum(residual, 0.0)) * rest
 

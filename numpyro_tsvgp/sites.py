@@ -40,7 +40,6 @@ from numpyro_tsvgp.linalg import (
     add_jitter,
     cholesky_and_inverse,
     congruence,
-    identity_along,
 )
 
 __all__ = [
@@ -68,21 +67,25 @@ __all__ = [
 class Prior(NamedTuple):
     """Cholesky factor of the prior at the inducing inputs and its inverse, ``(k, m, m)``.
 
-    Where the factor is held, ``precision`` is that of the prior in its coordinates: the identity in
-    value, and all of the derivative.
+    Where the factor is held, the covariance itself carries the derivative.
     """
 
     chol: Array
     inverse: Array
-    precision: Array | None = None
+    covariance: Array | None = None
 
 
 class Features(NamedTuple):
-    """Whitened features ``(k, n, m)``, the prior variance and what they leave of it, ``(k, n)``."""
+    """Whitened features ``(k, n, m)``, the prior variance and what they leave of it, ``(k, n)``.
+
+    Where the factor of the prior is held, the covariances with the inducing values, ``(k, n, m)``,
+    carry the derivative.
+    """
 
     w: Array
     variance: Array
     residual: Array
+    covariance: Array | None = None
 
 
 class TiedSites(NamedTuple):
@@ -116,7 +119,9 @@ class Posterior(NamedTuple):
     half_log_det: Array  # (p,), that of B: sum_j log |C_jj|
 
 
-def prior(kernel: Any, inducing: Array, jitter: Any = None, *, held: bool = False) -> Prior:
+def prior(
+    kernel: Any, inducing: Array, jitter: Any = None, *, held: bool = False, departs: bool = False
+) -> Prior:
     r"""Factorises the prior covariance at the inducing inputs, with its jitter.
 
     Args:
@@ -124,15 +129,18 @@ def prior(kernel: Any, inducing: Array, jitter: Any = None, *, held: bool = Fals
       inducing: inducing inputs, ``(m, d)`` or ``(m,)``.
       jitter: relative jitter, see :func:`numpyro_tsvgp.linalg.add_jitter`.
       held: whether the factor is a constant, as :mod:`numpyro_tsvgp.held` wants it.
+      departs: whether the derivative in the inducing inputs is left to what holds the factor.
 
     Returns:
-      The factor :math:`L` and its inverse, and J if the factor is held.
+      The factor :math:`L` and its inverse, and the covariance if the factor is held.
     """
-    covariance = add_jitter(kernel(inducing, inducing), jitter)
     if not held:
-        return Prior(*cholesky_and_inverse(covariance))
-    chol, inverse = cholesky_and_inverse(lax.stop_gradient(covariance))
-    return Prior(chol, inverse, identity_along(-covariance, inverse))
+        return Prior(*cholesky_and_inverse(add_jitter(kernel(inducing, inducing), jitter)))
+    variance = kernel.diag(inducing)
+    if departs:
+        inducing = lax.stop_gradient(inducing)
+    covariance = add_jitter(kernel(inducing, inducing), jitter, variance)
+    return Prior(*cholesky_and_inverse(lax.stop_gradient(covariance)), covariance)
 
 
 def features(kernel: Any, inducing: Array, X: Array, prior: Prior) -> Features:
@@ -147,9 +155,13 @@ def features(kernel: Any, inducing: Array, X: Array, prior: Prior) -> Features:
     Returns:
       The features. A residual may round below zero; :func:`marginals` takes care of it.
     """
-    w = kernel(X, inducing) @ prior.inverse.mT
+    covariance = kernel(X, inducing)
     variance = kernel.diag(X)
-    return Features(w, variance, variance - (w**2).sum(-1))
+    if prior.covariance is None:
+        w = covariance @ prior.inverse.mT
+        return Features(w, variance, variance - (w**2).sum(-1))
+    w = lax.stop_gradient(covariance) @ prior.inverse.mT
+    return Features(w, variance, variance - (w**2).sum(-1), covariance)
 
 
 def features_at_inducing(prior: Prior) -> Features:
@@ -206,6 +218,14 @@ def sum_quadratic(w: Array, values: Array) -> Array:
     return (weighted.reshape(n, p * m).T @ w[0]).reshape(p, m, m)
 
 
+def carry(sites: TiedSites, prior: Prior, shift: Array | None = None) -> Array:
+    r"""The matrix :math:`T = L_0^{-1} K_{Z_0 Z} L^{-\top}` that takes tied sites to ``prior``.
+
+    It is written so that it is exactly :math:`L_0^{-1} L` while nothing has moved.
+    """
+    return sites.inverse @ (prior.chol if shift is None else prior.chol + shift)
+
+
 def whiten(
     sites: TiedSites | PointSites,
     prior: Prior,
@@ -221,19 +241,14 @@ def whiten(
       sites: tied or point sites.
       prior: the current prior at the inducing inputs.
       training: the current features at the training inputs; only point sites need them.
-      shift: :math:`K_{Z_0 Z} - K_{Z Z}`, if the inducing inputs of tied sites have moved.
+      shift: :math:`(K_{Z_0 Z} - K_{Z Z}) L^{-\top}`, if the inducing inputs of tied sites have
+        moved.
 
     Returns:
       The sums over sites.
     """
     if isinstance(sites, TiedSites):
-        # L_0^-1 K_{Z_0 Z} L^-T, written so that it is exactly L_0^-1 L while nothing has moved. A
-        # factor that is held then carries no derivative, as the dual parameters do not.
-        move = prior.chol
-        if shift is not None:
-            moved = shift @ prior.inverse.mT
-            move = move + (moved if prior.precision is None else moved @ prior.precision)
-        move = sites.inverse @ move
+        move = carry(sites, prior, shift)
         xi = jnp.einsum("kij,pi->pj" if move.shape[0] == 1 else "pij,pi->pj", move, sites.linear)
         return Whitened(xi, congruence(sites.quadratic, move))
     if training is None:

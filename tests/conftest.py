@@ -59,10 +59,6 @@ def _precision_is_restored():
         jax.config.update("jax_enable_x64", not FLOAT32)
 
 
-# Slow tests that depend least on versions need not run with each of them.
-ONCE = os.environ.get("TSVGP_TEST_ONCE", "") != "0"
-
-
 class Data(NamedTuple):
     """Inputs and targets, as read-only float64 NumPy arrays; ``X, y = banana`` works."""
 

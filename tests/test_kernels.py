@@ -283,6 +283,22 @@ def test_white(X):
     np.testing.assert_array_equal(jax.jit(lambda x: white(x, x))(X), 0.3 * np.eye(7))
 
 
+def test_noise_is_what_another_set_of_inputs_does_not_share(X):
+    def external(X1, X2):  # with noise that we cannot know of
+        return kernels.RBF(0.7)(X1, X2) + 0.2 * (X1 is X2) * np.eye(len(X1), len(X2))
+
+    white, rbf, linear = kernels.White(0.3), kernels.RBF(0.7), kernels.Linear(2.0)
+    for kernel in (
+        rbf,
+        2.0 * (rbf + white) + 1.0,
+        (rbf + white) * (kernels.Polynomial() + kernels.White(np.array([0.1, 0.4]))),
+        linear * kernels.as_kernel(external) + white,
+    ):
+        expected = kernel(X, X) - kernel(X, X.copy())
+        found = np.asarray(kernel.noise(X))[..., None] * np.eye(7)
+        np.testing.assert_allclose(found, np.broadcast_to(expected, found.shape), atol=1e-9)
+
+
 @pytest.mark.parametrize("convert", [np.asarray, jnp.asarray, lambda X: np.float32(X)])
 def test_object_identity_survives_composition(X, convert):
     # Integer inputs and active_dims make new arrays on the way; the noise must not be lost.

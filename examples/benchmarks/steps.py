@@ -120,14 +120,17 @@ def roofline(job):
 
     def gradient(Z, gram, K, k, inverse, w):
         _, factor = cholesky_and_inverse(spd + 1e-3 * gram)
-        S = factor.mT @ factor
-        Sw = projected(S, w)
-        weights = alpha + 1e-9 * (Sw * w[:, None, :]).sum(-1)
-        # Backwards: to the features, to the prior, to the inputs.
-        by_k = (Sw * weights[..., None]).sum(1) @ inverse
-        by_gram = S @ sums(weights, w) @ S
-        by_K = inverse.T @ by_gram.sum(0) @ inverse
-        return (by_k * k).T @ X + (by_K * K) @ Z
+        A = inverse - (factor.mT @ factor) @ inverse
+        P = projected(A.mT, w)
+        weights = alpha + 1e-9 * (P * k[:, None, :]).sum(-1)
+        # Backwards: to the covariances, of which those between inducing inputs have two parts, as
+        # functions of the hyperparameters and of the inputs, and from there to the inputs.
+        by_k = (P * weights[..., None]).sum(1)
+        flat, rows = (P * weights[..., None]).reshape(n * p, m), A.reshape(p * m, m)
+        by_K = flat.T @ P.reshape(n * p, m) + rows.T @ rows
+        by_departure = (by_k.T @ w) @ inverse
+        scale = 1.0 + 1e-9 * (by_K * K).sum()
+        return scale * ((by_k * k).T @ X + (by_departure * K) @ Z)
 
     def m_step(carry, _):
         Z, gram = carry
