@@ -47,6 +47,15 @@ class FlatKernel:
     def __call__(self, X1: Array, X2: Array) -> Array:
         return self._flatten(self.kernel(X1, X2), 2)
 
+    def scaled(self, X1: Array, X2: Array) -> tuple[Array, Array]:
+        """Factors of shapes ``(k,)`` and ``(k, n1, n2)`` that multiply to the covariance."""
+        scale, matrix = self.kernel.scaled(X1, X2)
+        dtype = jnp.result_type(scale, matrix)
+        scale = self._flatten(jnp.asarray(scale, dtype)[..., None], 1)[:, 0]
+        matrix = self._flatten(matrix.astype(dtype), 2)
+        k = max(scale.shape[0], matrix.shape[0])
+        return jnp.broadcast_to(scale, (k,)), jnp.broadcast_to(matrix, (k, *matrix.shape[1:]))
+
     def diag(self, X: Array) -> Array:
         return self._flatten(self.kernel.diag(X), 1)
 

@@ -49,17 +49,30 @@ class _Posterior(NamedTuple):
     S: Array  # (p, m, m)
     A: Array  # (p, m, m)
     P: Array  # the p_i, in blocks
+    mean: Array  # a^T k_i, (p, n)
+    explained: Array  # p_i^T k_i, (p, n)
+    scale: Array  # (k, 1, 1), what multiplies the second factor of k_i
 
 
 def _posterior(prior: Prior, whitened: Whitened, at: Features) -> tuple[_Values, _Posterior]:
+    """The values, and the constants in their derivatives."""
     assert at.covariance is not None
     q = sites.posterior(whitened)
     S = q.inverse.mT @ q.inverse
     A = prior.inverse - S @ prior.inverse
     P = project(at.w, A.mT)
-    variance = at.variance - sum_columns(P * blocks(at.covariance), at.w)
-    values = _Values(sites.means(q, at), variance, sites.kl_divergence(q))
-    return values, _Posterior(prior.inverse, at.w, q.mean, S, A, P)
+    mean = sites.means(q, at)
+    scale, matrix = at.covariance
+    explained = scale[:, None] * sum_columns(P * blocks(matrix), at.w)
+    values = _Values(mean, at.variance - explained, sites.kl_divergence(q))
+    scale = scale[:, None, None]
+    return values, _Posterior(prior.inverse, at.w, q.mean, S, A, P, mean, explained, scale)
+
+
+def _along_scale(q: _Posterior, by_scale: Array) -> tuple[Array, Array]:
+    """The derivatives of mean and explained variance in the first factor of all k_i."""
+    relative = by_scale[:, None] / q.scale[:, 0]
+    return relative * q.mean, relative * q.explained
 
 
 def _rows_times(vectors: Array, matrix: Array) -> Array:
@@ -108,7 +121,7 @@ def free_bound(
 
 
 @jax.custom_jvp
-def _along(values: _Values, q: _Posterior, free: tuple[Array | None, ...]) -> _Values:
+def _along(values: _Values, q: _Posterior, free: tuple[Any, ...]) -> _Values:
     """The values, with their derivatives."""
     del q, free
     return values
@@ -116,8 +129,11 @@ def _along(values: _Values, q: _Posterior, free: tuple[Array | None, ...]) -> _V
 
 @_along.defjvp
 def _along_jvp(primals: Any, tangents: Any) -> tuple[_Values, _Values]:
-    (inverse, w, mu, _, A, P), _ = differentiated_once(primals[1:])
-    by_K, by_k, by_k_ii, by_departure = tangents[2]
+    q, _ = differentiated_once(primals[1:])
+    inverse, w, mu, A, P = q.inverse, q.w, q.mu, q.A, q.P
+    by_K, (by_scale, by_matrix), by_k_ii, by_departure = tangents[2]
+    by_mean, by_explained = _along_scale(q, by_scale)
+    by_k = q.scale * by_matrix
     if by_departure is not None:
         by_k = by_k - w @ (inverse @ by_departure.mT)
     a, b = _rows_times(mu, inverse), (mu[:, None] @ A)[:, 0]
@@ -126,8 +142,10 @@ def _along_jvp(primals: Any, tangents: Any) -> tuple[_Values, _Values]:
     # Both derivatives from one array, so that in a gradient one product gives that of K.
     by_P = P @ matrix
     return primals[0], _Values(
-        sites.means_of(a, by_k) - sum_columns(by_P * (a if shared else a[:, None]), w),
-        by_k_ii - sum_columns(P * (2.0 * blocks(by_k)), w) + sum_columns(by_P * P, w),
+        by_mean + sites.means_of(a, by_k) - sum_columns(by_P * (a if shared else a[:, None]), w),
+        by_k_ii
+        - 2.0 * (by_explained + sum_columns(P * blocks(by_k), w))
+        + sum_columns(by_P * P, w),
         0.5 * jnp.sum((A @ matrix) * A) + jnp.sum((0.5 * a - b) * _rows_times(a, by_K)),
     )
 
@@ -190,7 +208,7 @@ def moved_bound(
 
 @jax.custom_jvp
 def _carried_along(
-    values: _Values, constants: tuple[_Posterior, _Carried], free: tuple[Array, ...]
+    values: _Values, constants: tuple[_Posterior, _Carried], free: tuple[Any, ...]
 ) -> _Values:
     """The values, with their derivatives."""
     del constants, free
@@ -199,8 +217,11 @@ def _carried_along(
 
 @_carried_along.defjvp
 def _carried_along_jvp(primals: Any, tangents: Any) -> tuple[_Values, _Values]:
-    ((inverse, w, mu, S, _, P), (W, g)), _ = differentiated_once(primals[1:])
-    by_K, by_cross, by_k, by_k_ii = tangents[2]
+    (q, (W, g)), _ = differentiated_once(primals[1:])
+    inverse, w, mu, S, P = q.inverse, q.w, q.mu, q.S, q.P
+    by_K, by_cross, (by_scale, by_matrix), by_k_ii = tangents[2]
+    by_mean, by_explained = _along_scale(q, by_scale)
+    by_k = q.scale * by_matrix
     N = inverse @ by_K @ inverse.mT
     X = by_cross @ inverse.mT
     theta = W.mT @ X
@@ -210,9 +231,9 @@ def _carried_along_jvp(primals: Any, tangents: Any) -> tuple[_Values, _Values]:
     c = (S @ pull[..., None])[..., 0]
     half = 0.5 * jnp.eye(S.shape[-1], dtype=S.dtype)
     return primals[0], _Values(
-        sites.means_of(_rows_times(mu, inverse), by_k) + sites.means_of(c, w),
+        by_mean + sites.means_of(_rows_times(mu, inverse), by_k) + sites.means_of(c, w),
         by_k_ii
-        - 2.0 * sum_columns(P * blocks(by_k), w)
+        - 2.0 * (by_explained + sum_columns(P * blocks(by_k), w))
         + sum_columns(project(w, N - by_S) * blocks(w), w),
         jnp.sum(S * theta)
         + jnp.sum((S - half) * N)

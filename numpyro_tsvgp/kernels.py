@@ -140,6 +140,10 @@ class Kernel:
         """Variance at each input, of shape ``batch + (n,)``."""
         raise NotImplementedError
 
+    def scaled(self, X1: ArrayLike, X2: ArrayLike) -> tuple[ArrayLike, Array]:
+        """The covariance in two factors: a number, or an array of shape ``batch``, and a matrix."""
+        return 1.0, self(X1, X2)
+
     def noise(self, X: ArrayLike) -> Array:
         """What ``kernel(X, X)`` has on its diagonal and ``kernel(X, X.copy())`` has not."""
 
@@ -215,6 +219,10 @@ class Scaled(Kernel):
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Array:
         return _matrix(self.scale) * self.kernel(X1, X2)
+
+    def scaled(self, X1: ArrayLike, X2: ArrayLike) -> tuple[ArrayLike, Array]:
+        scale, matrix = self.kernel.scaled(X1, X2)
+        return jnp.asarray(self.scale) * scale, matrix
 
     def diag(self, X: ArrayLike) -> Array:
         return jnp.asarray(self.scale)[..., None] * self.kernel.diag(X)
@@ -328,6 +336,10 @@ class _Leaf(Kernel):
         return value[..., None, :]
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Array:
+        scale, matrix = self.scaled(X1, X2)
+        return _matrix(scale) * matrix
+
+    def scaled(self, X1: ArrayLike, X2: ArrayLike) -> tuple[ArrayLike, Array]:
         same, A = X1 is X2, self._inputs(X1)
         B = A if same else self._inputs(X2)
         if A.shape[1] != B.shape[1]:
@@ -335,7 +347,7 @@ class _Leaf(Kernel):
                 f"{type(self).__name__}: inputs have different numbers of columns, "
                 f"{A.shape[1]} and {B.shape[1]}"
             )
-        return _matrix(self.variance) * self._correlation(A, B)
+        return self.variance, self._correlation(A, B)
 
     def noise(self, X: ArrayLike) -> Array:
         return Constant().noise(X)

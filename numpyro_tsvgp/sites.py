@@ -78,14 +78,15 @@ class Prior(NamedTuple):
 class Features(NamedTuple):
     """Whitened features ``(k, n, m)``, the prior variance and what they leave of it, ``(k, n)``.
 
-    Where the factor of the prior is held, the covariances with the inducing values, ``(k, n, m)``,
-    carry the derivative.
+    Where the factor of the prior is held, the covariances with the inducing values carry the
+    derivative. They are kept in two factors, ``(k,)`` and ``(k, n, m)``, because the derivative in
+    the first needs no sum over all of the second.
     """
 
     w: Array
     variance: Array
     residual: Array
-    covariance: Array | None = None
+    covariance: tuple[Array, Array] | None = None
 
 
 class TiedSites(NamedTuple):
@@ -155,12 +156,13 @@ def features(kernel: Any, inducing: Array, X: Array, prior: Prior) -> Features:
     Returns:
       The features. A residual may round below zero; :func:`marginals` takes care of it.
     """
-    covariance = kernel(X, inducing)
     variance = kernel.diag(X)
     if prior.covariance is None:
-        w = covariance @ prior.inverse.mT
+        w = kernel(X, inducing) @ prior.inverse.mT
         return Features(w, variance, variance - (w**2).sum(-1))
-    w = lax.stop_gradient(covariance) @ prior.inverse.mT
+    covariance = kernel.scaled(X, inducing)
+    scale, matrix = lax.stop_gradient(covariance)
+    w = matrix @ (scale[:, None, None] * prior.inverse.mT)
     return Features(w, variance, variance - (w**2).sum(-1), covariance)
 
 

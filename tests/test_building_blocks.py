@@ -398,9 +398,9 @@ def test_sites_follow_inducing_inputs_that_move(batched):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("batched", [False, True], ids=["shared kernel", "kernel each"])
+@pytest.mark.parametrize("each", ["shared", "lengthscale each", "variance each"])
 @pytest.mark.parametrize("how", ["kept", "carried", "fresh", "fresh and moving"])
-def test_the_bound_in_held_coordinates_is_the_bound(batched, how):
+def test_the_bound_in_held_coordinates_is_the_bound(each, how):
     """Value, gradient and forward mode against differentiating the Cholesky factor.
 
     The kernel has noise and is not stationary, and the jitter is large, so that each has a part.
@@ -408,16 +408,17 @@ def test_the_bound_in_held_coordinates_is_the_bound(batched, how):
     lambda_1, lambda_2 = random_duals()
     rng = np.random.default_rng(4)
     weights = rng.standard_normal((2, P, N))
-    scales = np.array([[0.5], [0.8]]) if batched else 0.6
+    scales = np.array([[0.5], [0.8]]) if each == "lengthscale each" else 0.6
+    variance = np.array([1.3, 0.7]) if each == "variance each" else 1.3
     moving = how in ("carried", "fresh and moving")
 
     def at(theta):
         kernel = kernels.RBF(scales * jnp.exp(theta[0]), 1.2)
         kernel = kernel + kernels.Linear(variance=0.3) + kernels.White(0.1 * jnp.exp(theta[1]))
-        site = GPSite(GP(kernel, X, jitter=0.02), (P,))
-        return site, jnp.asarray(Z) + (theta[2:] if moving else 0.0)
+        site = GPSite(GP(variance * jnp.exp(theta[2]) * kernel, X, jitter=0.02), (P,))
+        return site, jnp.asarray(Z) + (theta[3:] if moving else 0.0)
 
-    start, origin = at(jnp.zeros(2 + M))
+    start, origin = at(jnp.zeros(3 + M))
     prior = sites.prior(start.kernel, origin, 0.02)
     made = tied(lambda_1, lambda_2, prior, origin if moving else None)
 
@@ -438,12 +439,12 @@ def test_the_bound_in_held_coordinates_is_the_bound(batched, how):
     @partial(jax.jit, static_argnums=1)
     def look(theta, held):
         f = partial(bound, held=held)
-        forward = jax.jvp(f, (theta,), (jnp.ones(2 + M),))[1]
+        forward = jax.jvp(f, (theta,), (jnp.ones(3 + M),))[1]
         return f(theta), jax.grad(f)(theta), forward
 
-    theta = jnp.zeros(2 + M)  # where fresh sites have been made
+    theta = jnp.zeros(3 + M)  # where fresh sites have been made
     if not how.startswith("fresh"):
-        theta = jnp.concatenate([jnp.array([0.1, -0.2]), 0.1 * rng.standard_normal(M)])
+        theta = jnp.concatenate([jnp.array([0.1, -0.2, 0.3]), 0.1 * rng.standard_normal(M)])
     for ours, expected in zip(look(theta, True), look(theta, False), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-9)
     for second in (jax.hessian, lambda f: jax.jacrev(jax.grad(f))):  # rather than a wrong one

@@ -414,6 +414,7 @@ class InterruptedBar(loop.tqdm.tqdm):
         super().update(n)
         self.count = getattr(self, "count", 0) + 1
         if self.count == 7:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
             signal.raise_signal(signal.SIGINT)
 
 

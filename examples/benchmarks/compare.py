@@ -377,7 +377,7 @@ def cold_start(job, systems, pythons, repeats):
 
 def with_ratios(rows):
     """How many times as long as ours, and as the fastest system that is not ours."""
-    ours = next((row["median_ms"] for row in rows if row["system"] == OURS), None)
+    ours = next((row["median_ms"] for row in rows if row["system"].startswith(OURS)), None)
     peers = [row["median_ms"] for row in rows if not row["system"].startswith(OURS)]
     for row in rows:
         row["to_ours"] = row["median_ms"] / ours if ours else None
