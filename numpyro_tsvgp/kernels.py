@@ -14,6 +14,8 @@ A kernel is an immutable pytree: its hyperparameters are leaves, so it can be bu
   whatever :func:`as_kernel` takes.
 * ``kernel(X, X)``, with the very same object twice, is the covariance of one set of function
   values: squared distances are exactly zero on its diagonal and :class:`White` adds its noise.
+* ``kernel.scaled(X1, X2)`` and ``kernel.noise(X)`` are parts of these that save work where a
+  kernel can name them. One that cannot, such as a function of yours, need not.
 """
 
 import dataclasses

@@ -398,8 +398,11 @@ def test_sites_follow_inducing_inputs_that_move(batched):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("each", ["shared", "lengthscale each", "variance each"])
-@pytest.mark.parametrize("how", ["kept", "carried", "fresh", "fresh and moving"])
+@pytest.mark.parametrize(
+    ("each", "how"),
+    [("shared", how) for how in ("kept", "carried", "fresh", "fresh and moving")]
+    + [(e, how) for e in ("lengthscale", "variance") for how in ("carried", "fresh and moving")],
+)
 def test_the_bound_in_held_coordinates_is_the_bound(each, how):
     """Value, gradient and forward mode against differentiating the Cholesky factor.
 
@@ -408,8 +411,8 @@ def test_the_bound_in_held_coordinates_is_the_bound(each, how):
     lambda_1, lambda_2 = random_duals()
     rng = np.random.default_rng(4)
     weights = rng.standard_normal((2, P, N))
-    scales = np.array([[0.5], [0.8]]) if each == "lengthscale each" else 0.6
-    variance = np.array([1.3, 0.7]) if each == "variance each" else 1.3
+    scales = np.array([[0.5], [0.8]]) if each == "lengthscale" else 0.6
+    variance = np.array([1.3, 0.7]) if each == "variance" else 1.3
     moving = how in ("carried", "fresh and moving")
 
     def at(theta):

@@ -553,6 +553,7 @@ def test_monte_carlo_elbo_of_numpyro_equals_the_bound():
     assert abs(draws.mean() - bound) < 4 * error
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("likelihood", ["Bernoulli", "Poisson"])
 def test_posterior_against_nuts_on_the_same_model(likelihood):
     """Mean and standard deviation of every f(x_i), hyperparameters fixed.
@@ -627,6 +628,7 @@ def banana_adam(banana):
         return fit_banana(banana, optax.adam(0.05), 500)
 
 
+@pytest.mark.once
 def test_learned_inducing_inputs_do_not_upset_the_sites(banana_adam):
     """Sites made at the old inducing inputs must serve at the new ones, step after step."""
     losses = np.asarray(banana_adam[1].losses)
@@ -651,6 +653,7 @@ def test_lbfgs_converges_in_a_handful_of_iterations(banana, banana_adam):
     np.testing.assert_allclose(lbfgs[-1], adam[-1], rtol=0.005)
 
 
+@pytest.mark.once
 def test_variational_hyperparameters(banana, banana_adam):
     """AutoNormal on the hyperparameters: medians near the MAP, with honest spread."""
     _, result = fit_banana(banana, optax.adam(0.05), 200, hyper_guide=AutoNormal)

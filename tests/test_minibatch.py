@@ -117,6 +117,7 @@ def assert_default_rate(model, guide):
     assert TSVGP(model, guide, None)._rate(0) == pytest.approx(0.5 * np.sqrt(BATCH / N))
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", IN_MODEL)
 def test_batches_in_the_model_average_to_the_whole(name):
     whole, state = full_driver()

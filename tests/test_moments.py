@@ -123,6 +123,7 @@ def drivers(model, optim=None, **options):
     }
 
 
+@pytest.mark.once
 def test_e_steps_are_natural_gradients_and_the_same_in_all_parameterizations(moments):
     """One step from an arbitrary q, against automatic differentiation in expectation parameters.
 
@@ -240,6 +241,7 @@ def fits(tmp_path_factory):
     return out
 
 
+@pytest.mark.once
 def test_all_reach_the_same_optimum(fits):
     """Hyperparameters, inducing inputs and q are learned by three different routes."""
     _, reference = fits["t"]
@@ -270,6 +272,7 @@ def test_what_works_with_a_fit_works_with_this_one(fits):
     assert np.abs(q.mean).max() > 1.0
 
 
+@pytest.mark.once
 def test_minibatches_without_natural_gradients():
     """Steps on halves of the data end near the exact posterior of all of them."""
 

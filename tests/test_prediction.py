@@ -168,6 +168,7 @@ def test_parallel_predictive_draws_the_same():
 # ---- variational hyperparameters -------------------------------------------------------------
 
 
+@pytest.mark.once
 def test_variational_hyperparameters():
     """AutoNormal: draws of hyperparameters and function values go together."""
     guide, params = fit(hyper_guide=AutoNormal, steps=40)
@@ -276,6 +277,7 @@ def _factorisations(predictive, *args):
     return [(name, loop) for name, loop in found if name in ("cholesky", "triangular_solve")]
 
 
+@pytest.mark.once
 def test_a_thousand_draws_at_2000_inputs_factorise_once(monkeypatch, optimised):
     guide, params = fit()
     joint, calls = posterior.joint, []
