@@ -26,11 +26,12 @@ from numpyro_tsvgp.expectations import (
     site_gradients,
 )
 from numpyro_tsvgp.extract import GPSite, Reading, log_likelihood, read
+from numpyro_tsvgp.features import Features, Prior
 from numpyro_tsvgp.guide import AutoDualGaussian, Params
 from numpyro_tsvgp.held import free_bound, moved_bound
 from numpyro_tsvgp.moments import Moments, Natural, WhitenedMoments
 from numpyro_tsvgp.posterior import Fitted, Sites
-from numpyro_tsvgp.sites import Features, PointSites, Posterior, Prior, TiedSites, Whitened
+from numpyro_tsvgp.sites import PointSites, Posterior, TiedSites, Whitened
 
 __all__ = ["EStep", "collapsed_model", "refresh_sites", "update_sites"]
 

@@ -28,6 +28,7 @@ from jax import Array, lax
 from numpyro_tsvgp import posterior, sites
 from numpyro_tsvgp.expectations import Marginals, Rule, choose_rule, site_gradients
 from numpyro_tsvgp.extract import GPSite, Reading, log_likelihood
+from numpyro_tsvgp.features import Features, sum_linear, sum_quadratic
 from numpyro_tsvgp.guide import AutoDualGaussian, Params
 from numpyro_tsvgp.pointwise import Layout, Terms, find_layout, terms, whole
 from numpyro_tsvgp.posterior import Fitted
@@ -155,9 +156,9 @@ def marginals_at_data(site: GPSite, fitted: Fitted) -> tuple[Marginals, Array, s
     prior = posterior.prior(site, fitted)
     q = posterior.inducing_values(site, fitted, prior)
 
-    def at(features: sites.Features) -> tuple[Array, Array, Array]:
-        mean, variance = sites.marginals(q, features)
-        return mean, variance, jnp.minimum(sites.explained_variance(q, features), variance)
+    def at(at_data: Features) -> tuple[Array, Array, Array]:
+        mean, variance = sites.marginals(q, at_data)
+        return mean, variance, jnp.minimum(sites.explained_variance(q, at_data), variance)
 
     X, n = site.gp.X, site.rows
     chunk = max(_CHUNK_ELEMENTS // math.prod(q.mean.shape), 256)
@@ -167,7 +168,7 @@ def marginals_at_data(site: GPSite, fitted: Fitted) -> tuple[Marginals, Array, s
         pad = -n % chunk
         padded = jnp.concatenate([X, jnp.broadcast_to(X[:1], (pad, *X.shape[1:]))])
         chunks = lax.map(
-            lambda x: at(sites.features(site.kernel, fitted.inducing, x, prior)),
+            lambda x: at(posterior.training_features(site, fitted, prior, x)),
             padded.reshape(-1, chunk, *X.shape[1:]),
         )
         mean, variance, explained = (
@@ -235,7 +236,7 @@ def refine(
 
     def sums(name: str, linear: Array, quadratic: Array) -> sites.Whitened:
         w = features[name].w
-        return sites.Whitened(sites.sum_linear(w, linear), sites.sum_quadratic(w, quadratic))
+        return sites.Whitened(sum_linear(w, linear), sum_quadratic(w, quadratic))
 
     def marginals(current: Mapping[str, sites.Whitened]) -> dict[str, Marginals]:
         out = {}

@@ -13,7 +13,7 @@ computed once, as constants; their derivatives are written out below. There is n
 Cholesky factor in them, and one product with all data points besides the two that give their
 features and their variances. Only first derivatives are right, and others raise an exception.
 
-Shapes are those of :mod:`numpyro_tsvgp.sites`.
+Shapes are those of :mod:`numpyro_tsvgp.features`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,17 @@ from jax import Array, lax
 
 from numpyro_tsvgp import sites
 from numpyro_tsvgp.expectations import Marginals
+from numpyro_tsvgp.features import (
+    Features,
+    Prior,
+    blocks,
+    means_of,
+    project,
+    rounding,
+    sum_columns,
+)
 from numpyro_tsvgp.linalg import differentiated_once
-from numpyro_tsvgp.sites import Features, Prior, TiedSites, Whitened, blocks, project, sum_columns
+from numpyro_tsvgp.sites import TiedSites, Whitened
 
 __all__ = ["free_bound", "moved_bound"]
 
@@ -81,7 +90,7 @@ def _rows_times(vectors: Array, matrix: Array) -> Array:
 
 
 def _floored(values: _Values, at: Features) -> tuple[Marginals, Array]:
-    return Marginals(values.mean, jnp.maximum(values.variance, sites.rounding(at))), values.kl
+    return Marginals(values.mean, jnp.maximum(values.variance, rounding(at))), values.kl
 
 
 # ---- sites that say the same in the coordinates that are held --------------------------------
@@ -142,7 +151,7 @@ def _along_jvp(primals: Any, tangents: Any) -> tuple[_Values, _Values]:
     # Both derivatives from one array, so that in a gradient one product gives that of K.
     by_P = P @ matrix
     return primals[0], _Values(
-        by_mean + sites.means_of(a, by_k) - sum_columns(by_P * (a if shared else a[:, None]), w),
+        by_mean + means_of(a, by_k) - sum_columns(by_P * (a if shared else a[:, None]), w),
         by_k_ii
         - 2.0 * (by_explained + sum_columns(P * blocks(by_k), w))
         + sum_columns(by_P * P, w),
@@ -231,7 +240,7 @@ def _carried_along_jvp(primals: Any, tangents: Any) -> tuple[_Values, _Values]:
     c = (S @ pull[..., None])[..., 0]
     half = 0.5 * jnp.eye(S.shape[-1], dtype=S.dtype)
     return primals[0], _Values(
-        by_mean + sites.means_of(_rows_times(mu, inverse), by_k) + sites.means_of(c, w),
+        by_mean + means_of(_rows_times(mu, inverse), by_k) + means_of(c, w),
         by_k_ii
         - 2.0 * (by_explained + sum_columns(P * blocks(by_k), w))
         + sum_columns(project(w, N - by_S) * blocks(w), w),

@@ -32,10 +32,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_tsvgp import sites
 from numpyro_tsvgp.expectations import SiteGradients
+from numpyro_tsvgp.features import Features, Prior, sum_linear, sum_quadratic
 from numpyro_tsvgp.linalg import cholesky_and_inverse, triangular_inverse
-from numpyro_tsvgp.sites import Features, Posterior, Prior
+from numpyro_tsvgp.sites import Posterior
 
 __all__ = [
     "Moments",
@@ -162,8 +162,8 @@ def step(
     clip = curvature == "clip"
     beta = jnp.maximum(gradients.beta, 0.0) if clip else gradients.beta
     identity = jnp.eye(q.mean.shape[-1], dtype=q.mean.dtype)
-    by_mean = sites.sum_linear(training.w, gradients.alpha) - q.mean
-    by_covariance = -0.5 * sites.sum_quadratic(training.w, beta) - 0.5 * identity - value.quadratic
+    by_mean = sum_linear(training.w, gradients.alpha) - q.mean
+    by_covariance = -0.5 * sum_quadratic(training.w, beta) - 0.5 * identity - value.quadratic
     if clip:
         by_first = by_mean - 2.0 * jnp.einsum("pij,pj->pi", by_covariance, q.mean)
         return Natural(value.linear + rate * by_first, value.quadratic + rate * by_covariance)

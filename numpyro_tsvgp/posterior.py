@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_tsvgp import moments, sites
+from numpyro_tsvgp import features, moments, sites
 from numpyro_tsvgp.distributions import GPPosterior
 from numpyro_tsvgp.expectations import Marginals
 from numpyro_tsvgp.extract import GPSite
+from numpyro_tsvgp.features import Features, Prior
 from numpyro_tsvgp.linalg import add_jitter, cholesky_of_residual
 from numpyro_tsvgp.moments import Moments, WhitenedMoments
-from numpyro_tsvgp.sites import Features, PointSites, Posterior, Prior, TiedSites, Whitened
+from numpyro_tsvgp.sites import PointSites, Posterior, TiedSites, Whitened
 
 __all__ = [
     "Fitted",
@@ -60,15 +61,15 @@ class Fitted(NamedTuple):
 
 def prior(site: GPSite, fitted: Fitted, *, held: bool = False, departs: bool = False) -> Prior:
     """The prior at the inducing inputs and the hyperparameters of ``site``."""
-    return sites.prior(site.kernel, fitted.inducing, site.gp.jitter, held=held, departs=departs)
+    return features.prior(site.kernel, fitted.inducing, site.gp.jitter, held=held, departs=departs)
 
 
 def training_features(site: GPSite, fitted: Fitted, prior: Prior, X: Array | None) -> Features:
     """Features at the training inputs, which without inducing inputs are the inducing inputs."""
     if fitted.is_full:
-        return sites.features_at_inducing(prior)
+        return features.at_inducing(prior)
     assert X is not None  # only without inducing inputs are the training inputs not needed
-    return sites.features(site.kernel, fitted.inducing, X, prior)
+    return features.at(site.kernel, fitted.inducing, X, prior)
 
 
 def anchor_shift(site: GPSite, fitted: Fitted, prior: Prior) -> Array | None:
@@ -169,7 +170,7 @@ def joint(site: GPSite, fitted: Fitted) -> GPPosterior:
     """
     p, q = _posterior(site, fitted)
     X, batch = site.gp.X, site.batch_shape
-    at = sites.features(site.kernel, fitted.inducing, X, p)
+    at = features.at(site.kernel, fitted.inducing, X, p)
     residual = site.kernel(X, X) - at.w @ at.w.mT
     chol = cholesky_of_residual(residual, site.kernel.diag(X).mean(-1), site.gp.jitter)
 
@@ -198,7 +199,7 @@ def marginals(site: GPSite, fitted: Fitted) -> Marginals:
     X, n = site.gp.X, site.rows
 
     def at(X: Array) -> Marginals:
-        return sites.marginals(q, sites.features(site.kernel, fitted.inducing, X, p))
+        return sites.marginals(q, features.at(site.kernel, fitted.inducing, X, p))
 
     chunk = max(_CHUNK_ELEMENTS // math.prod(q.mean.shape), 256)
     if n <= chunk:

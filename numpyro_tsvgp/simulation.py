@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array, lax
 from numpyro import handlers
 
-from numpyro_tsvgp import extract, posterior, sites
+from numpyro_tsvgp import extract, features, posterior
 from numpyro_tsvgp.bound import refresh_sites
 from numpyro_tsvgp.expectations import Rule
 from numpyro_tsvgp.extract import GPSite
@@ -283,7 +283,7 @@ def _draw_through_inducing(site: GPSite, fitted: Fitted, noise: Noise) -> Array:
 
     def at(inputs: tuple[Array, Array]) -> Array:
         X, rest = inputs
-        w, _, residual, _ = sites.features(site.kernel, fitted.inducing, X, prior)
+        w, _, residual, _ = features.at(site.kernel, fitted.inducing, X, prior)
         w = jnp.broadcast_to(w, (site.latents, *w.shape[1:]))
         return jnp.einsum("...pm,pnm->...pn", s, w) + jnp.sqrt(jnp.maximum(residual, 0.0)) * rest
 

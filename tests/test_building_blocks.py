@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import gammaln, logsumexp
 
-from numpyro_tsvgp import GP, expectations, kernels, linalg, posterior, sites
+from numpyro_tsvgp import GP, expectations, features, kernels, linalg, posterior, sites
 from numpyro_tsvgp.bound import Data
 from numpyro_tsvgp.expectations import (
     GaussHermite,
@@ -343,11 +343,11 @@ def test_posterior_of_sites_made_at_another_prior(batched):
 
     @jax.jit
     def compute():
-        made = tied(lambda_1, lambda_2, sites.prior(old, Z))
-        prior = sites.prior(new, Z)
+        made = tied(lambda_1, lambda_2, features.prior(old, Z))
+        prior = features.prior(new, Z)
         assert prior.chol.shape == (P if batched else 1, M, M)
         q = sites.posterior(sites.whiten(made, prior, None))
-        at = sites.features(new, Z, X, prior)
+        at = features.at(new, Z, X, prior)
         return sites.marginals(q, at), sites.means(q, at), sites.kl_divergence(q)
 
     ours, means, our_kl = compute()
@@ -381,8 +381,8 @@ def test_sites_follow_inducing_inputs_that_move(batched):
 
     @jax.jit
     def move(to):
-        made = tied(lambda_1, lambda_2, sites.prior(old, Z), jnp.asarray(Z))
-        prior = sites.prior(new, to)
+        made = tied(lambda_1, lambda_2, features.prior(old, Z), jnp.asarray(Z))
+        prior = features.prior(new, to)
         shift = (new(jnp.asarray(Z), to) - new(jnp.copy(to), to)) @ prior.inverse.mT
         return sites.whiten(made, prior, None, shift), sites.whiten(made, prior, None)
 
@@ -422,7 +422,7 @@ def test_the_bound_in_held_coordinates_is_the_bound(each, how):
         return site, jnp.asarray(Z) + (theta[3:] if moving else 0.0)
 
     start, origin = at(jnp.zeros(3 + M))
-    prior = sites.prior(start.kernel, origin, 0.02)
+    prior = features.prior(start.kernel, origin, 0.02)
     made = tied(lambda_1, lambda_2, prior, origin if moving else None)
 
     def bound(theta, held):
@@ -459,12 +459,12 @@ def test_moving_inducing_inputs_never_strengthens_sites():
     """At fixed hyperparameters G can only shrink, however close together the inputs are."""
     kernel = FlatKernel(kernels.RBF(0.5), ())
     close = np.array([-0.5, -0.499, 0.0, 0.001, 0.5])
-    prior = sites.prior(kernel, close)
+    prior = features.prior(kernel, close)
     made = sites.TiedSites(jnp.zeros((1, 5)), jnp.eye(5)[None], prior.inverse, jnp.asarray(close))
 
     @jax.jit
     def move(to):
-        new = sites.prior(kernel, to)
+        new = features.prior(kernel, to)
         shift = (kernel(close, to) - kernel(jnp.copy(to), to)) @ new.inverse.mT
         return sites.whiten(made, new, None, shift).gram[0], sites.whiten(made, new, None).gram[0]
 
@@ -481,8 +481,8 @@ def test_point_sites_are_sums_over_features(batched):
     rng = np.random.default_rng(4)
     linear, quadratic = rng.standard_normal((P, N)), rng.uniform(0, 1, (P, N))
     kernel, dense = make_kernel(batched, 1.0)
-    prior = sites.prior(kernel, Z)
-    at = sites.features(kernel, Z, X, prior)
+    prior = features.prior(kernel, Z)
+    at = features.at(kernel, Z, X, prior)
     xi, gram = sites.whiten(sites.PointSites(linear, quadratic), prior, at)
     for p in range(P):
         W = np.linalg.solve(np.linalg.cholesky(jittered(dense(Z, Z, p))), dense(Z, X, p))
@@ -497,8 +497,8 @@ def test_point_sites_are_sums_over_features(batched):
 def test_blend_is_a_convex_combination_of_old_and_new_sites(kind):
     rng = np.random.default_rng(5)
     kernel, _ = make_kernel(True, 1.0)
-    prior = sites.prior(kernel, Z)
-    at = sites.features(kernel, Z, X, prior)
+    prior = features.prior(kernel, Z)
+    at = features.at(kernel, Z, X, prior)
     alpha, beta, mean = rng.standard_normal((P, N)), rng.uniform(0.1, 1, (P, N)), np.ones((P, N))
     start = sites.PointSites(jnp.ones((P, N)), jnp.ones((P, N)))
     if kind == "tied":
@@ -512,10 +512,10 @@ def test_blend_is_a_convex_combination_of_old_and_new_sites(kind):
 
 def test_sites_of_zero_give_the_prior():
     kernel, _ = make_kernel(False, 1.0)
-    prior = sites.prior(kernel, Z)
+    prior = features.prior(kernel, Z)
     zero = sites.TiedSites(jnp.zeros((P, M)), jnp.zeros((P, M, M)), jnp.eye(M)[None])
     q = sites.posterior(sites.whiten(zero, prior, None))
-    ours = sites.marginals(q, sites.features(kernel, Z, X, prior))
+    ours = sites.marginals(q, features.at(kernel, Z, X, prior))
     np.testing.assert_allclose(ours.mean, np.zeros((P, N)), atol=1e-12)
     np.testing.assert_allclose(ours.variance, np.full((P, N), 1.2), rtol=1e-7)
     np.testing.assert_allclose(sites.kl_divergence(q), 0.0, atol=1e-12)

@@ -33,6 +33,7 @@ from numpyro_tsvgp import (
     sites,
 )
 from numpyro_tsvgp.expectations import SiteGradients
+from numpyro_tsvgp.features import Features
 
 positive = dist.constraints.positive
 
@@ -228,7 +229,7 @@ def test_riemannian_precision_is_positive_by_construction():
             q = sites.posterior(sites.Whitened(jnp.asarray(rng.randn(1, m)), B[None] - np.eye(m)))
             tied = sites.TiedSites(jnp.zeros((1, m)), jnp.asarray(B[None] - np.eye(m)), None)
             gradients = SiteGradients(jnp.zeros((1, n)), jnp.asarray(beta))
-            features = sites.Features(jnp.asarray(w), *jnp.zeros((2, 1, n)))
+            features = Features(jnp.asarray(w), *jnp.zeros((2, 1, n)))
             new = sites.blend_riemannian(tied, gradients, q, features, rate)
             eigenvalues = np.linalg.eigvalsh(np.eye(m) + np.asarray(new.quadratic[0]))
             assert eigenvalues.min() >= 0.5 * np.linalg.eigvalsh(B).min() * (1 - 1e-6)
