@@ -4,19 +4,24 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from numpyro_tsvgp import expectations, inducing, kernels
-from numpyro_tsvgp.checkpoint import load, save
+from numpyro_tsvgp import inducing, kernels
 from numpyro_tsvgp.distributions import GP
-from numpyro_tsvgp.guide import AutoDualGaussian
-from numpyro_tsvgp.hyperposterior import collapse
-from numpyro_tsvgp.loop import FitError, TSVGPRunResult, TSVGPState
-from numpyro_tsvgp.qsvgp import QSVGP, AutoMomentGaussian
-from numpyro_tsvgp.svi import TSVGP
+from numpyro_tsvgp.gaussian import quadrature
+from numpyro_tsvgp.infer.dual import AutoDualGaussian
+from numpyro_tsvgp.infer.fit import Fit
+from numpyro_tsvgp.infer.moment import AutoMomentGaussian
+from numpyro_tsvgp.infer.qsvgp import QSVGP
+from numpyro_tsvgp.infer.rules import NaturalGradient, Riemannian
+from numpyro_tsvgp.infer.saving import load, save
+from numpyro_tsvgp.infer.state import FitError, TSVGPRunResult, TSVGPState
+from numpyro_tsvgp.infer.tsvgp import TSVGP
+from numpyro_tsvgp.reparam import GPReparam, whiten
 
 if TYPE_CHECKING:
-    from numpyro_tsvgp.calibration import psis_khat, sbc
-    from numpyro_tsvgp.conversion import to_arviz
-    from numpyro_tsvgp.diagnostics import influence, loo
+    from numpyro_tsvgp.diagnostics.calibration import psis_khat, sbc
+    from numpyro_tsvgp.diagnostics.conversion import to_arviz
+    from numpyro_tsvgp.diagnostics.leave_one_out import influence, loo
+    from numpyro_tsvgp.infer.collapse import collapse
 
 try:
     __version__ = version("numpyro-tsvgp")
@@ -29,29 +34,35 @@ __all__ = [
     "TSVGP",
     "AutoDualGaussian",
     "AutoMomentGaussian",
+    "Fit",
     "FitError",
+    "GPReparam",
+    "NaturalGradient",
+    "Riemannian",
     "TSVGPRunResult",
     "TSVGPState",
     "collapse",
-    "expectations",
     "inducing",
     "influence",
     "kernels",
     "load",
     "loo",
     "psis_khat",
+    "quadrature",
     "save",
     "sbc",
     "to_arviz",
+    "whiten",
 ]
 
 # Loaded when first asked for: they bring xarray and ArviZ, which fitting does not need.
 _LAZY = {
-    "influence": "diagnostics",
-    "loo": "diagnostics",
-    "psis_khat": "calibration",
-    "sbc": "calibration",
-    "to_arviz": "conversion",
+    "collapse": "infer.collapse",
+    "influence": "diagnostics.leave_one_out",
+    "loo": "diagnostics.leave_one_out",
+    "psis_khat": "diagnostics.calibration",
+    "sbc": "diagnostics.calibration",
+    "to_arviz": "diagnostics.conversion",
 }
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from jax import Array, lax
-from numpyro.distributions import constraints
+from numpyro.distributions import constraints, kl_divergence
+from numpyro.distributions.batch_util import promote_batch_shape
 from numpyro.distributions.util import validate_sample
 from numpyro.util import is_prng_key
 
+from numpyro_tsvgp.gaussian.linalg import add_jitter, cholesky, cholesky_and_inverse
 from numpyro_tsvgp.kernels import as_kernel
-from numpyro_tsvgp.linalg import add_jitter, cholesky, cholesky_and_inverse
 
-__all__ = ["GP", "GPPosterior", "as_inputs", "find_gp"]
+__all__ = ["GP", "GPPosterior", "as_inputs", "find_gp", "functions_shape", "is_masked"]
 
 
 class GP(dist.Distribution):
@@ -34,11 +38,19 @@ class GP(dist.Distribution):
     Args:
       kernel: a :mod:`numpyro_tsvgp.kernels` kernel, a ``tinygp`` kernel, or any callable of two
         input matrices that returns their covariance.
-      X: inputs, shape ``(n, d)``, or ``(n,)`` for one dimension.
+      X: inputs, shape ``(n, d)``, or ``(n,)`` for one dimension; data frames are taken as NumPy
+        takes them.
       mean: the prior mean: None for zero, a number, an array that broadcasts to ``(n,)``, or a
         callable of ``X``.
       jitter: what is added to the diagonal of the covariance, relative to its mean; None for
         1e-8 in float64 and 1e-5 in float32.
+
+    Attributes:
+      mean_function: the prior mean as a function of inputs, of which it returns an array that
+        broadcasts to ``(..., m)`` for ``m`` of them. It is the callable ``mean``, or a constant
+        for None, a number and an array whose last axis has size 1; it is None if ``mean`` is an
+        array with one entry for each row of ``X``, from which nothing is known elsewhere. Only a
+        GP fresh from its constructor has it: in one that went through ``jax.jit`` it is None.
 
     Examples:
       >>> import jax, jax.numpy as jnp, numpyro
@@ -58,6 +70,10 @@ class GP(dist.Distribution):
 
     support = constraints.real_vector
     pytree_data_fields = ("kernel", "X", "loc", "jitter")
+    pytree_aux_fields = ("_own_ndims",)
+
+    # Not a field of the pytree, as it may close over tracers: a GP rebuilt from one has this.
+    mean_function: Callable[[Any], Any] | None = None
 
     def __init__(
         self,
@@ -80,8 +96,6 @@ class GP(dist.Distribution):
                 f"The kernel returned shape {block.shape} for one row of inputs; a kernel maps "
                 "inputs of n1 and n2 rows to a covariance of shape (..., n1, n2)."
             )
-        # Sites act on the function without its mean, so the mean is needed at X alone and
-        # there is nothing to keep lazy about it.
         loc = mean(self.X) if callable(mean) else mean
         loc = jnp.zeros((), block.dtype) if loc is None else jnp.asarray(loc)
         loc = loc.astype(jnp.result_type(loc, block.dtype))
@@ -93,35 +107,133 @@ class GP(dist.Distribution):
             )
         batch_shape = lax.broadcast_shapes(block.shape[:-2], loc.shape[:-1])
         self.loc = loc
+        if callable(mean):
+            self.mean_function = mean
+        elif loc.ndim == 0 or loc.shape[-1] != n:
+            self.mean_function = _constant(loc)
+        # Without the axes that `scan` and `vmap` put in front of every array.
+        self._own_ndims = (self.X.ndim, len(batch_shape))
         super().__init__(batch_shape, (n,), validate_args=validate_args)
 
     @property
+    def stacked(self) -> int:
+        """How many axes ``scan`` or ``vmap`` have put in front of every array in here."""
+        return self.X.ndim - self._own_ndims[0]
+
+    @property
     def mean(self) -> Array:
-        return jnp.broadcast_to(self.loc, self.batch_shape + self.event_shape)
+        return jnp.broadcast_to(self._loc, self.batch_shape + self.event_shape)
 
     @property
     def variance(self) -> Array:
-        return jnp.broadcast_to(self.kernel.diag(self.X), self.batch_shape + self.event_shape)
+        variance = self._each(lambda kernel, X, loc, jitter: kernel.diag(X))
+        return jnp.broadcast_to(variance, self.batch_shape + self.event_shape)
 
     @property
     def covariance_matrix(self) -> Array:
         """The prior covariance at ``X`` with its jitter, shape ``(..., n, n)``."""
-        return add_jitter(self.kernel(self.X, self.X), self.jitter)
+        return self._each(lambda kernel, X, loc, jitter: add_jitter(kernel(X, X), jitter))
+
+    @property
+    def scale_tril(self) -> Array:
+        """The Cholesky factor of :attr:`covariance_matrix`, shape ``(..., n, n)``."""
+        return cholesky(self.covariance_matrix)
+
+    @property
+    def precision_matrix(self) -> Array:
+        """The inverse of :attr:`covariance_matrix`, shape ``(..., n, n)``."""
+        _, inverse = cholesky_and_inverse(self.covariance_matrix)
+        return inverse.mT @ inverse
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         assert is_prng_key(key)
         shape = sample_shape + self.batch_shape + self.event_shape
-        noise = jax.random.normal(key, shape, self.loc.dtype)
-        chol = cholesky(self.covariance_matrix)
-        return self.loc + _apply(chol, noise)
+        return self.from_noise(jax.random.normal(key, shape, self.loc.dtype))
+
+    def from_noise(self, noise: Array) -> Array:
+        r"""Draws :math:`\mu + L \varepsilon` from standard normal numbers of shape ``(..., n)``."""
+        return self._loc + _apply(self.scale_tril, noise)
 
     @validate_sample
     def log_prob(self, value: Array) -> Array:
-        return _normal_log_prob(value - self.loc, *cholesky_and_inverse(self.covariance_matrix))
+        return _normal_log_prob(value - self._loc, *cholesky_and_inverse(self.covariance_matrix))
+
+    def entropy(self) -> Array:
+        n = self.event_shape[0]
+        entropy = 0.5 * n * (1 + jnp.log(2 * jnp.pi)) + _half_log_det(self.scale_tril)
+        return jnp.broadcast_to(entropy, self.batch_shape)
+
+    @property
+    def _loc(self) -> Array:
+        """The mean in a shape that broadcasts to values of the GP, or of a stack of them."""
+        if not self.stacked:
+            return self.loc
+        own = self.batch_shape[len(self.batch_shape) - self._own_ndims[1] :] + self.event_shape
+        return self._each(lambda kernel, X, loc, jitter: jnp.broadcast_to(loc, own))
+
+    def _each(self, function: Callable[..., Array]) -> Array:
+        """``function(kernel, X, loc, jitter)``, or as many of them as the stack is high."""
+        for _ in range(self.stacked):
+            function = jax.vmap(function)
+        return function(self.kernel, self.X, self.loc, self.jitter)
+
+
+@promote_batch_shape.register(GP)
+def _promote_gp(gp: GP) -> GP:
+    # `scan` stacks the arrays of what it collects and then asks what batch that makes. NumPyro
+    # answers by `arg_constraints`, which know nothing of kernels.
+    promoted = copy.copy(gp)
+    own = gp.batch_shape[len(gp.batch_shape) - gp._own_ndims[1] :]
+    promoted._batch_shape = gp.X.shape[: gp.stacked] + own
+    return promoted
+
+
+@kl_divergence.register(GP, GP)
+def _kl_divergence(p: GP, q: GP) -> Array:
+    r"""Kullback-Leibler divergence between two GPs at the same inputs, by ``kl_divergence``.
+
+    .. math:: \tfrac12 \left( \operatorname{tr} K_q^{-1} K_p + \delta^\top K_q^{-1} \delta - n
+        + \log |K_q| - \log |K_p| \right), \quad \delta = \mu_p - \mu_q
+
+    Args:
+      p: the GP whose values are averaged over.
+      q: the other one.
+
+    Returns:
+      The divergences, of the shape that the batch shapes broadcast to.
+
+    Raises:
+      ValueError: if the inputs differ in shape.
+    """
+
+    def shape(gp: GP) -> tuple[int, int]:
+        return gp.event_shape[0], gp.X.shape[-1] if gp._own_ndims[0] == 2 else 1
+
+    if shape(p) != shape(q):
+        raise ValueError(
+            "The divergence of two GPs is that of their values at the same inputs, but these have "
+            f"inputs of shapes {p.X.shape} and {q.X.shape}."
+        )
+    chol_p = p.scale_tril
+    chol_q, inverse_q = cholesky_and_inverse(q.covariance_matrix)
+    trace = ((inverse_q @ chol_p) ** 2).sum((-2, -1))
+    distance = (_apply(inverse_q, p.mean - q.mean) ** 2).sum(-1)
+    log_det = _half_log_det(chol_q) - _half_log_det(chol_p)
+    divergence = 0.5 * (trace + distance - p.event_shape[0]) + log_det
+    return jnp.broadcast_to(divergence, lax.broadcast_shapes(p.batch_shape, q.batch_shape))
+
+
+def _constant(value: Array) -> Callable[[Any], Array]:
+    """The mean function that is ``value``, of shape ``()`` or ``batch + (1,)``, at all inputs."""
+    return lambda Z: jnp.broadcast_to(value, (*value.shape[:-1], len(Z)))
 
 
 def as_inputs(X: Any) -> Array:
     """Inputs as a floating-point array of shape ``(n,)`` or ``(n, d)``."""
+    if not isinstance(X, jax.Array) and hasattr(X, "__array__"):
+        X = np.asarray(X)  # data frames and series, and what else NumPy understands
+        if X.dtype == object:  # columns of several types, or with values that may be missing
+            X = _as_numbers(X)
     X = jnp.asarray(X)
     if X.ndim not in (1, 2):
         raise ValueError(
@@ -131,11 +243,75 @@ def as_inputs(X: Any) -> Array:
     return X if jnp.issubdtype(X.dtype, jnp.floating) else X.astype(jnp.result_type(float))
 
 
+def _as_numbers(X: np.ndarray) -> np.ndarray:
+    try:
+        return X.astype(float)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"Inputs of a GP are numbers, but these have a value that is not one: {error}. Give "
+            "categories numbers, and remove or impute rows with missing values."
+        ) from error
+
+
+_WRAPPERS = dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent
+
+
 def find_gp(fn: Any) -> GP | None:
     """The :class:`GP` inside a distribution that plates and masks may have wrapped, or None."""
-    while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent):
+    while isinstance(fn, _WRAPPERS):
         fn = fn.base_dist
     return fn if isinstance(fn, GP) else None
+
+
+def functions_shape(fn: Any) -> tuple[int, ...]:
+    """The shape of the batch of independent functions that one site draws.
+
+    Plates, ``expand`` and batches of kernels or means make several functions of one GP, and
+    ``to_event`` does not make one of several: it only adds up their densities. All axes but the
+    last one, of the inputs, number functions.
+
+    Args:
+      fn: the distribution of a site, a :class:`GP` as :func:`find_gp` finds it.
+
+    Returns:
+      All axes of ``fn.shape()`` but the last. The ``sample_shape`` of ``numpyro.sample`` is not
+      known here: whoever reads a message puts ``msg["kwargs"]["sample_shape"]`` in front.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from numpyro_tsvgp import GP, kernels
+      >>> from numpyro_tsvgp.distributions import functions_shape
+      >>> gp = GP(kernels.RBF(), jnp.linspace(0.0, 1.0, 5))
+      >>> functions_shape(gp), functions_shape(gp.expand([2, 3]).to_event(1))
+      ((), (2, 3))
+    """
+    return tuple(fn.shape()[:-1])
+
+
+def is_masked(fn: Any) -> bool:
+    """Whether a mask other than True is among what wraps a distribution.
+
+    An array counts as one whatever is in it: inside of ``jax.jit`` its values are not known.
+
+    Args:
+      fn: the distribution of a site.
+
+    Returns:
+      Whether the density of some values is left out.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from numpyro_tsvgp import GP, kernels
+      >>> from numpyro_tsvgp.distributions import is_masked
+      >>> gp = GP(kernels.RBF(), jnp.linspace(0.0, 1.0, 5))
+      >>> is_masked(gp.mask(True)), is_masked(gp.mask(False).expand([3]))
+      (False, True)
+    """
+    while isinstance(fn, _WRAPPERS):
+        if isinstance(fn, dist.MaskedDistribution) and fn._mask is not True:
+            return True
+        fn = fn.base_dist
+    return False
 
 
 def _apply(matrix: Array, vectors: Array) -> Array:
@@ -205,7 +381,10 @@ class GPPosterior(dist.Distribution):
         return _normal_log_prob(value - self.loc, *cholesky_and_inverse(covariance))
 
 
+def _half_log_det(chol: Array) -> Array:
+    return jnp.log(jnp.diagonal(chol, axis1=-2, axis2=-1)).sum(-1)
+
+
 def _normal_log_prob(centred: Array, chol: Array, inverse: Array) -> Array:
-    half_log_det = jnp.log(jnp.diagonal(chol, axis1=-2, axis2=-1)).sum(-1)
     constant = 0.5 * centred.shape[-1] * jnp.log(2 * jnp.pi)
-    return -0.5 * (_apply(inverse, centred) ** 2).sum(-1) - half_log_det - constant
+    return -0.5 * (_apply(inverse, centred) ** 2).sum(-1) - _half_log_det(chol) - constant

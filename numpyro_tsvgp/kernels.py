@@ -9,7 +9,8 @@ A kernel is an immutable pytree: its hyperparameters are leaves, so it can be bu
   or d. Axes before it are batch axes: ``()`` is isotropic, ``(d,)`` has one lengthscale for each
   input, ``(10, 1)`` is a batch of ten isotropic kernels and ``(10, d)`` of ten others.
 * Every other hyperparameter has shape ``batch``. All of them broadcast together.
-* ``active_dims`` names the columns of the inputs that the kernel sees; d is then their number.
+* ``active_dims`` names the columns of the inputs that the kernel sees, by a number, several, or a
+  slice; d is then their number.
 * Kernels add and multiply with each other, with numbers or arrays of shape ``batch``, and with
   whatever :func:`as_kernel` takes.
 * ``kernel(X, X)``, with the very same object twice, is the covariance of one set of function
@@ -19,6 +20,7 @@ A kernel is an immutable pytree: its hyperparameters are leaves, so it can be bu
 """
 
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -32,6 +34,9 @@ from jax.typing import ArrayLike
 
 _T = TypeVar("_T")
 
+# Hyperparameters that have no meaning below zero.
+_NOT_NEGATIVE = ("variance", "lengthscale", "period", "alpha", "offset", "scale", "kappa")
+
 # With few columns, squared norms are two more columns of the product of distances: for many rows
 # that is less than adding them to it, and so is the gradient.
 _FEW_COLUMNS = 64
@@ -44,7 +49,52 @@ def _static(*, default: Any = dataclasses.MISSING) -> Any:
 @dataclass_transform(eq_default=False, frozen_default=True, field_specifiers=(_static,))
 def _pytree(cls: type[_T]) -> type[_T]:
     # No field-wise `==`: the fields are arrays, and arrays have no single truth value.
-    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, eq=False)(cls))
+    cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    data = tuple(field.name for field in fields if not field.metadata.get("static"))
+    static = tuple(field.name for field in fields if field.metadata.get("static"))
+
+    def flatten(kernel: _T) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return tuple(getattr(kernel, n) for n in data), tuple(getattr(kernel, n) for n in static)
+
+    def flatten_with_keys(kernel: _T) -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]:
+        leaves, meta = flatten(kernel)
+        keys = (jax.tree_util.GetAttrKey(n) for n in data)
+        return tuple(zip(keys, leaves, strict=True)), meta
+
+    def unflatten(meta: tuple[Any, ...], leaves: Any) -> _T:
+        # Not by the constructor, which refuses what cannot be a hyperparameter: the gradient of a
+        # kernel is a kernel too, and may well be negative.
+        kernel = object.__new__(cls)
+        for name, value in (*zip(data, leaves, strict=True), *zip(static, meta, strict=True)):
+            object.__setattr__(kernel, name, value)
+        return kernel
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    return cls
+
+
+@dataclasses.dataclass(frozen=True)
+class _Slice:
+    """A slice of columns that can be hashed, which before Python 3.12 a ``slice`` cannot."""
+
+    start: int | None
+    stop: int | None
+    step: int | None
+
+    @classmethod
+    def of(cls, columns: slice) -> "_Slice":
+        limits = (columns.start, columns.stop, columns.step)
+        return cls(*(None if limit is None else operator.index(limit) for limit in limits))
+
+    def __repr__(self) -> str:
+        return repr(slice(self.start, self.stop, self.step))
+
+    def columns(self, d: int) -> tuple[int, ...]:
+        return tuple(range(*slice(self.start, self.stop, self.step).indices(d)))
+
+
+_Dims = int | Sequence[int] | slice | None
 
 
 def _matrix(batched: ArrayLike) -> Array:
@@ -99,7 +149,7 @@ def _squared_distance(a: Array, b: Array, unit: ArrayLike = 1.0) -> Array:
     return s + lax.stop_gradient(jnp.maximum(s, 0.0) - s)
 
 
-def _pair(function: Callable[[Array], Array], A: Array, B: Array) -> tuple[Array, Array]:
+def _pair(function: Callable[[Array], _T], A: Array, B: Array) -> tuple[_T, _T]:
     """Maps both inputs, so that two names of one object remain two names of one object."""
     a = function(A)
     return a, a if B is A else function(B)
@@ -132,7 +182,10 @@ class Kernel:
             value = getattr(self, field.name)
             # In a pytree a list of lengthscales would be a container of leaves, not an array.
             if isinstance(value, list) and not field.metadata.get("static"):
-                object.__setattr__(self, field.name, jnp.asarray(value))
+                value = jnp.asarray(value)
+                object.__setattr__(self, field.name, value)
+            if field.name in _NOT_NEGATIVE and _is_number(value):
+                _check_not_negative(value, f"{type(self).__name__} has the {field.name}")
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Array:
         """Covariance between two sets of inputs, of shape ``batch + (n1, n2)``."""
@@ -303,12 +356,14 @@ class _Leaf(Kernel):
 
     lengthscale: ArrayLike
     variance: ArrayLike
-    active_dims: int | Sequence[int] | None
+    active_dims: _Dims
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.active_dims is not None:
-            # Static metadata of a pytree must be hashable.
+        # Static metadata of a pytree must be hashable.
+        if isinstance(self.active_dims, slice):
+            object.__setattr__(self, "active_dims", _Slice.of(self.active_dims))
+        elif self.active_dims is not None and not isinstance(self.active_dims, _Slice):
             dims = tuple(operator.index(i) for i in np.atleast_1d(np.asarray(self.active_dims)))
             if not dims:
                 raise ValueError(f"{type(self).__name__}: active_dims is empty")
@@ -318,6 +373,13 @@ class _Leaf(Kernel):
         X, dims = _rows(X), self.active_dims
         if dims is None:
             return X
+        if isinstance(dims, _Slice):
+            name, dims = f"active_dims {dims}", dims.columns(X.shape[1])
+            if not dims:
+                raise IndexError(
+                    f"{type(self).__name__}: {name} names none of the {X.shape[1]} columns of the "
+                    "inputs"
+                )
         assert isinstance(dims, tuple)
         if not all(-X.shape[1] <= i < X.shape[1] for i in dims):  # JAX would clamp in silence
             raise IndexError(
@@ -414,7 +476,7 @@ class RBF(Stationary):
 
     lengthscale: ArrayLike = 1.0
     variance: ArrayLike = 1.0
-    active_dims: int | Sequence[int] | None = _static(default=None)
+    active_dims: _Dims = _static(default=None)
 
     def _shape(self, s: Array) -> Array:
         return jnp.exp(-0.5 * s)
@@ -465,7 +527,7 @@ class Matern12(Stationary):
 
     lengthscale: ArrayLike = 1.0
     variance: ArrayLike = 1.0
-    active_dims: int | Sequence[int] | None = _static(default=None)
+    active_dims: _Dims = _static(default=None)
 
     def _shape(self, s: Array) -> Array:
         return _matern12(s)
@@ -491,7 +553,7 @@ class Matern32(Stationary):
 
     lengthscale: ArrayLike = 1.0
     variance: ArrayLike = 1.0
-    active_dims: int | Sequence[int] | None = _static(default=None)
+    active_dims: _Dims = _static(default=None)
 
     def _shape(self, s: Array) -> Array:
         return _matern32(3.0 * s)
@@ -517,7 +579,7 @@ class Matern52(Stationary):
 
     lengthscale: ArrayLike = 1.0
     variance: ArrayLike = 1.0
-    active_dims: int | Sequence[int] | None = _static(default=None)
+    active_dims: _Dims = _static(default=None)
 
     def _shape(self, s: Array) -> Array:
         return _matern52(5.0 * s)
@@ -545,7 +607,7 @@ class RationalQuadratic(Stationary):
     lengthscale: ArrayLike = 1.0
     alpha: ArrayLike = 1.0
     variance: ArrayLike = 1.0
-    active_dims: int | Sequence[int] | None = _static(default=None)
+    active_dims: _Dims = _static(default=None)
 
     def _shape(self, s: Array) -> Array:
         alpha = _matrix(self.alpha)
@@ -579,7 +641,7 @@ class Periodic(Stationary):
     lengthscale: ArrayLike = 1.0
     period: ArrayLike = 1.0
     variance: ArrayLike = 1.0
-    active_dims: int | Sequence[int] | None = _static(default=None)
+    active_dims: _Dims = _static(default=None)
 
     def _correlation(self, A: Array, B: Array) -> Array:
         scale = self._per_input("lengthscale", A)
@@ -613,7 +675,7 @@ class Cosine(Stationary):
 
     lengthscale: ArrayLike = 1.0
     variance: ArrayLike = 1.0
-    active_dims: int | Sequence[int] | None = _static(default=None)
+    active_dims: _Dims = _static(default=None)
 
     def _correlation(self, A: Array, B: Array) -> Array:
         scale = self._per_input("lengthscale", A)
@@ -626,6 +688,10 @@ class Linear(_Leaf):
     r"""Kernel of linear functions through the origin.
 
     .. math:: k(x, x') = \sigma^2 \sum_d x_d x'_d / \ell_d^2
+
+    A slope with a variance of its own for each column, :math:`\sum_d v_d x_d x'_d`, is written
+    ``Linear(lengthscale=v**-0.5)``: an array of *variances* is a batch of kernels, as everywhere
+    in this module, where some other libraries take it for the columns.
 
     Args:
         lengthscale: :math:`\ell`, of shape ``()``, ``(d,)``, ``batch + (1,)`` or ``batch + (d,)``.
@@ -640,7 +706,7 @@ class Linear(_Leaf):
 
     lengthscale: ArrayLike = 1.0
     variance: ArrayLike = 1.0
-    active_dims: int | Sequence[int] | None = _static(default=None)
+    active_dims: _Dims = _static(default=None)
 
     def diag(self, X: ArrayLike) -> Array:
         X = self._inputs(X)
@@ -675,7 +741,7 @@ class Polynomial(_Leaf):
     offset: ArrayLike = 1.0
     lengthscale: ArrayLike = 1.0
     variance: ArrayLike = 1.0
-    active_dims: int | Sequence[int] | None = _static(default=None)
+    active_dims: _Dims = _static(default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -690,6 +756,149 @@ class Polynomial(_Leaf):
     def _correlation(self, A: Array, B: Array) -> Array:
         scale = self._per_input("lengthscale", A)
         return (_inner(*_pair(lambda X: X / scale, A, B)) + _matrix(self.offset)) ** self.degree
+
+
+@_pytree
+class Group(_Leaf):
+    r"""Kernel of independent effects of groups: inputs covary if they are equal, and only then.
+
+    .. math:: k(x, x') = \sigma^2 \, [x = x']
+
+    The inputs are names of groups, as numbers; with several columns all of them must be equal.
+    Unlike :class:`White` this is a function of the values: two data points of one group share its
+    effect, and so do data and predictions.
+
+    Random effects of ``G`` groups are a GP at the names of the groups, and ``b[g]`` in the
+    likelihood for data with names ``g``::
+
+        b = numpyro.sample("b", GP(tau**2 * kernels.Group(), jnp.arange(G)))
+
+    Products with other kernels vary by group: for inputs with the columns ``(group, x)``,
+    ``Group(active_dims=0) * Linear(active_dims=1)`` are random slopes, and with :class:`RBF` in
+    place of :class:`Linear` there is one smooth function for each group.
+
+    The derivative in the inputs is zero. Put inducing inputs at names of groups and keep them
+    there (``learn_inducing=False``).
+
+    Args:
+        variance: :math:`\sigma^2`, of shape ``batch``.
+        active_dims: the columns of the inputs to use; all of them by default.
+
+    Example:
+        >>> from numpyro_tsvgp import kernels
+        >>> kernels.Group(0.5)([3, 4, 3], [3, 5]).tolist()
+        [[0.5, 0.0], [0.0, 0.0], [0.5, 0.0]]
+        >>> slopes = kernels.Group(active_dims=0) * kernels.Linear(active_dims=1)
+        >>> slopes([[0, 2.0], [1, 2.0]], [[0, 3.0]]).tolist()
+        [[6.0], [0.0]]
+
+    References:
+        Gelman and Hill, *Data Analysis Using Regression and Multilevel/Hierarchical Models*, 2007,
+        chapters 12 and 13.
+    """
+
+    variance: ArrayLike = 1.0
+    active_dims: _Dims = _static(default=None)
+
+    def diag(self, X: ArrayLike) -> Array:
+        return Constant(self.variance).diag(X)
+
+    def _correlation(self, A: Array, B: Array) -> Array:
+        # One column after the other: no array of shape (n1, n2, d).
+        equal = (A[:, None, i] == B[None, :, i] for i in range(A.shape[1]))
+        return functools.reduce(operator.and_, equal).astype(A.dtype)
+
+
+@_pytree
+class Coregion(_Leaf):
+    r"""Covariance between levels of a category, which is the input: a matrix of any kind.
+
+    .. math:: k(x, x') = B_{x x'}, \quad B = W W^\top + \operatorname{diag}(\kappa)
+
+    The input is one column of whole numbers from 0 to P - 1, rounded to the nearest. Times another
+    kernel it is the intrinsic model of coregionalization, of P outputs that are mixtures of R
+    functions: for inputs with the columns ``(output, x)``,
+    ``Coregion(W, kappa, active_dims=0) * RBF(active_dims=1)``.
+
+    As with :class:`Group`, which it is for ``W = 0``, the derivative in the inputs is zero.
+
+    Args:
+        W: :math:`W`, of shape ``(P, R)`` or ``batch + (P, R)``: levels with similar rows covary.
+        kappa: :math:`\kappa`, not negative: a number, or of shape ``(P,)``, ``batch + (1,)`` or
+            ``batch + (P,)``. It is what a level has for itself.
+        active_dims: the column of the inputs to use, if they have more than one.
+
+    Raises:
+        IndexError: if an input is none of 0, ..., P - 1. Inside of ``jax.jit``, where values are
+            not known, its covariances are NaN.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_tsvgp import kernels
+        >>> kernel = kernels.Coregion(W=jnp.array([[1.0], [2.0], [0.0]]), kappa=0.5)
+        >>> kernel([0, 1, 2], [0, 1, 2]).tolist()
+        [[1.5, 2.0, 0.0], [2.0, 4.5, 0.0], [0.0, 0.0, 0.5]]
+
+    References:
+        Álvarez, Rosasco and Lawrence, `Kernels for Vector-Valued Functions: a Review
+        <https://arxiv.org/abs/1106.6251>`_, 2012, section 4.2.
+    """
+
+    variance = 1.0  # not a field: `W` and `kappa` have it
+
+    W: ArrayLike
+    kappa: ArrayLike = 0.0
+    active_dims: _Dims = _static(default=None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if jnp.ndim(self.W) < 2:
+            raise ValueError(
+                f"Coregion: W has shape {jnp.shape(self.W)}, but must have shape (P, R), with one "
+                "row for each level. One column is written W[:, None]."
+            )
+        levels = jnp.shape(self.W)[-2]
+        if jnp.ndim(self.kappa) and jnp.shape(self.kappa)[-1] not in (1, levels):
+            raise ValueError(
+                f"Coregion: kappa has shape {jnp.shape(self.kappa)}, but its last axis must have "
+                f"size 1 or {levels}, the number of rows of W"
+            )
+
+    def diag(self, X: ArrayLike) -> Array:
+        w, kappa, _ = self._at(self._inputs(X))
+        return jnp.sum(jnp.square(w), -1) + kappa
+
+    def _correlation(self, A: Array, B: Array) -> Array:
+        (a, kappa, i), (b, _, j) = _pair(self._at, A, B)
+        # Products of rows of W rather than entries of B: their gradient has n R numbers to add up
+        # where that of the entries has n^2.
+        return _inner(a, b) + kappa[..., None] * (i[:, None] == j)
+
+    def _at(self, X: Array) -> tuple[Array, Array, Array]:
+        """Rows of W, entries of kappa, and levels, at inputs of shape ``(n, 1)``."""
+        if X.shape[1] != 1:
+            raise ValueError(
+                f"Coregion: inputs have {X.shape[1]} columns, but the level is one; name it by "
+                "active_dims"
+            )
+        W, kappa = (jnp.asarray(x, jnp.result_type(x, float)) for x in (self.W, self.kappa))
+        levels = W.shape[-2]
+        index = jnp.rint(X[:, 0])
+        known = (index >= 0) & (index < levels)
+        if not isinstance(known, jax.core.Tracer) and not known.all():
+            wrong = X[~known, 0][0]
+            raise IndexError(
+                f"Coregion: {wrong} is not a level, which are 0, ..., {levels - 1} for W of shape "
+                f"{W.shape}"
+            )
+        index = jnp.where(known, index, levels).astype(int)
+        kappa = jnp.broadcast_to(kappa, (*kappa.shape[:-1], levels))
+        # A level that does not exist is a NaN, and not, as JAX would have it, the last one.
+        return (
+            jnp.take(W, index, axis=-2, mode="fill", fill_value=jnp.nan),
+            jnp.take(kappa, index, axis=-1, mode="fill", fill_value=jnp.nan),
+            index,
+        )
 
 
 def _foreign_call(kernel: Any, X1: ArrayLike, X2: ArrayLike) -> Array:

@@ -1,0 +1,1 @@
+"""What a fit looks like from outside: ArviZ objects, leave-one-out scores, calibration."""

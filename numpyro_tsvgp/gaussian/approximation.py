@@ -1,0 +1,211 @@
+r"""The contract of a posterior approximation, which is all that inference knows of it.
+
+An approximation is what a guide keeps of one GP: a frozen pytree of arrays, with no NumPyro in it.
+Inference asks it three things. *At the data* and the current hyperparameters it takes E-steps and
+gives the marginals and the divergence of the bound (:class:`AtData`). *At any inputs* it gives
+marginals and draws. And it says which of its arrays the optimizer may move.
+
+To add one, write a class with these methods, register it as a pytree, and give it to a guide: see
+'Add an approximation' in the documentation.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
+
+from jax import Array
+
+from numpyro_tsvgp.gaussian.process import Process
+from numpyro_tsvgp.gaussian.quadrature import Marginals
+from numpyro_tsvgp.gaussian.whitened import PointSites
+
+__all__ = ["Approximation", "AtData", "Carry", "Joint", "Local", "Noise"]
+
+
+class Local(NamedTuple):
+    """The posterior of one GP at some data points, without the prior mean; each ``(p, n)``.
+
+    Attributes:
+      mean: posterior mean about the prior mean.
+      variance: posterior variance.
+      explained: the part of the variance that sites move, :math:`s_i`.
+    """
+
+    mean: Array
+    variance: Array
+    explained: Array
+
+
+class Noise(NamedTuple):
+    """Standard normal numbers for draws of one GP, or their shapes, ``(functions, ...)`` each.
+
+    Attributes:
+      inner: for the variables that the approximation itself is about, such as inducing values.
+      rest: for what is left of f given those.
+    """
+
+    inner: Any
+    rest: Any
+
+
+class Joint(Protocol):
+    """The joint posterior of function values at some inputs, ready to be drawn from: a pytree."""
+
+    @property
+    def mean(self) -> Array:
+        """Posterior mean with the prior mean, ``(functions, n)``."""
+        ...
+
+    @property
+    def variance(self) -> Array:
+        """Posterior variance, ``(functions, n)``."""
+        ...
+
+    def noise_shape(self) -> Noise:
+        """Shapes of the noise of one draw."""
+        ...
+
+    def draw(self, noise: Noise) -> Array:
+        """Draws ``(..., functions, n)`` from noise with any leading axes."""
+        ...
+
+    def log_prob(self, values: Array) -> Array:
+        """Log density of values ``(..., functions, n)``, by function: ``(..., functions)``."""
+        ...
+
+
+class Carry(Protocol):
+    """What a run of E-steps carries from one to the next, at fixed hyperparameters: a pytree."""
+
+    def add(self, sites: PointSites, at: Any) -> Self:
+        """The same with sites of the data points ``at`` added."""
+        ...
+
+    def blend(self, sites: PointSites, at: Any, rate: Any) -> Self:
+        """The same after a step of size ``rate`` towards sites of the data points ``at``."""
+        ...
+
+
+class AtData(Protocol):
+    """One approximation at the training inputs and the current hyperparameters.
+
+    Everything that depends on the hyperparameters alone, such as the factor of a prior covariance,
+    is computed when this is made, once for all that follows.
+    """
+
+    features: Any
+    process: Process
+
+    def start(self) -> Any:
+        """What E-steps start from: a :class:`Carry`."""
+        ...
+
+    def posterior(self, carry: Any) -> Any:
+        """The posterior of a carry, in whatever form :meth:`local` and site rules want it."""
+        ...
+
+    def local(self, posterior: Any) -> Local:
+        """The posterior at the data points."""
+        ...
+
+    def count_floored(self, posterior: Any) -> Array:
+        """How many variances of :meth:`local` rounded to nothing and were raised."""
+        ...
+
+    def keep(self, carry: Any) -> Approximation:
+        """The approximation after E-steps."""
+        ...
+
+    def bound(self) -> tuple[Marginals, Array]:
+        """Centred marginals and divergence, with what is kept held and the prior left free."""
+        ...
+
+    def fresh_bound(self, kept: Any) -> tuple[Marginals, Array]:
+        """The same of what :meth:`keep` made of E-steps here and now, which is constant."""
+        ...
+
+
+class Approximation(Protocol):
+    """A Gaussian posterior of the latent functions of one GP: a frozen dataclass and a pytree.
+
+    Attributes:
+      optimized: names of the fields that an optimizer may own. The others are set by E-steps.
+      keeps_sums: whether E-steps carry sums over sites, as some site rules need.
+      follows_inputs: whether it keeps the training inputs, so that :meth:`synced` has to follow
+        hyperparameters that move them.
+    """
+
+    optimized: ClassVar[frozenset[str]]
+    keeps_sums: ClassVar[bool]
+    follows_inputs: ClassVar[bool]
+
+    @property
+    def mean_inputs(self) -> Array:
+        """Inputs where the prior mean must be known, because sites are statements about f there."""
+        ...
+
+    @property
+    def known_means(self) -> Array:
+        """The prior mean there, to be used if the model knows its mean at other inputs alone."""
+        ...
+
+    @property
+    def largest_factor(self) -> int:
+        """The size of the largest matrix that is factorised."""
+        ...
+
+    @property
+    def input_columns(self) -> int:
+        """How many columns its inputs have."""
+        ...
+
+    def at_data(self, process: Process) -> AtData:
+        """At the training inputs, differentiable in everything and as often as one likes."""
+        ...
+
+    def at_data_for_gradient(self, process: Process) -> AtData:
+        """At the training inputs for one first derivative, which may be had more cheaply."""
+        ...
+
+    def synced(self, process: Process) -> Self:
+        """The same after hyperparameters moved the training inputs or the mean there."""
+        ...
+
+    def marginals(self, process: Process) -> Local:
+        """The posterior at the inputs of ``process``, in bounded memory."""
+        ...
+
+    def marginals_at_data(self, process: Process) -> Local:
+        """The posterior at the training inputs, which ``process`` must have, in bounded memory."""
+        ...
+
+    def kl(self, process: Process) -> Array:
+        """The divergence from the prior, summed over latent functions."""
+        ...
+
+    def joint(self, process: Process) -> Joint:
+        """The joint posterior at the inputs of ``process``."""
+        ...
+
+    def noise_shape(self, process: Process) -> Noise:
+        """Shapes of the noise of one draw at the inputs of ``process``."""
+        ...
+
+    def draw_marginally(self, process: Process, noise: Noise) -> Array:
+        """Draws whose correlation may be partial but whose marginals are exact, cheaply."""
+        ...
+
+    def log_ratio(self, process: Process, noise: Noise) -> Array:
+        r"""Log density of the prior over that of the posterior at draws: shape of the draws.
+
+        .. math:: \log p(u) - \log q(u), \qquad f = \mathrm{draw}(\mathrm{noise})
+        """
+        ...
+
+    def without_data(self) -> Approximation:
+        """The prior, as an approximation of the same inputs."""
+        ...
+
+    def factors(self, process: Process) -> Any:
+        """Everything that is factorised, to see whether it is finite."""
+        ...

@@ -1,0 +1,1 @@
+"""Guides, rules, objectives and the drivers that fit them."""

@@ -1,0 +1,164 @@
+"""Whether a fit can start or go on from a state, in words: which site it is, and what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_tsvgp.gaussian.features import prior_at
+from numpyro_tsvgp.infer.fit import Fit
+from numpyro_tsvgp.infer.hyper import HyperGuide
+from numpyro_tsvgp.infer.loop import all_finite
+from numpyro_tsvgp.infer.state import TSVGPState
+from numpyro_tsvgp.model.arguments import Call
+from numpyro_tsvgp.model.read import Reading
+from numpyro_tsvgp.model.structure import Structure, moves_with
+
+if TYPE_CHECKING:
+    from numpyro_tsvgp.infer.driver import Driver
+
+__all__ = ["check_priors", "check_rate", "check_start", "check_state"]
+
+_prior = jax.jit(prior_at)
+
+
+def check_start(
+    driver: Driver, structure: Structure, reading: Reading, hyper_guide: HyperGuide, call: Call
+) -> None:
+    """Whether guide, rule and hyperparameters go together on these data.
+
+    Args:
+      driver: the driver.
+      structure: the structure of the model.
+      reading: a reading of the model at its data.
+      hyper_guide: the guide of its hyperparameters.
+      call: arguments of the model.
+
+    Raises:
+      ValueError: if they do not.
+    """
+    guide = driver.guide
+    for name, site in reading.gps.items():
+        kind = guide.kind(name)
+        refusal = guide.refuses(name, site, reading)
+        if refusal is not None:
+            raise ValueError(refusal)
+        why = driver.rule.refuses(kind)  # type: ignore[arg-type]
+        if why is not None:
+            raise ValueError(
+                f"The site rule {driver.rule!r} cannot be used for GP site '{name}': {why}."
+            )
+    if hyper_guide.is_point:
+        return
+    values = {name: reading.trace[name]["value"] for name in structure.hyperparameters}
+    for name, moves in moves_with(driver.model, reading, call, values).items():
+        kind = guide.kind(name)
+        array_mean = moves["mean"] and reading.gps[name].gp.mean_function is None
+        if (moves["inputs"] and kind.follows_inputs) or array_mean:
+            what = "mean, an array," if array_mean else "inputs"
+            how = (
+                "Write the mean as a function of the inputs, GP(kernel, X, mean=lambda x: ...), so "
+                "that it is known at the inducing inputs too"
+                if array_mean
+                else 'Give the guide inducing inputs with sites="tied"'
+            )
+            raise ValueError(
+                f"The {what} of GP site '{name}' depend on a hyperparameter that hyper_guide makes "
+                f"a distribution, and the guide would hold what is only right at one value. {how}, "
+                "or use point estimates (the default hyper_guide)."
+            )
+
+
+def check_state(driver: Driver, state: TSVGPState, call: Call | None = None) -> None:
+    """Whether a state belongs to the model and the guide of a driver.
+
+    Args:
+      driver: the driver.
+      state: a state.
+      call: arguments of the model, if they are to be looked at, too.
+
+    Raises:
+      TypeError: if it is not a state.
+      ValueError: if it is one of another model or guide.
+    """
+    if not isinstance(state, TSVGPState):
+        raise TypeError(
+            f"A state is what svi.init returns, a TSVGPState; got {type(state).__name__}."
+        )
+    have = {*state.approximation, *state.transforms}
+    missing = [
+        key
+        for name in state.structure.gps
+        for key in driver.guide.fields_of(name)
+        if key not in have
+    ]
+    if missing:
+        raise ValueError(
+            f"The state is one of another guide or model: it has no {missing}. It has "
+            f"{sorted(have)}. Make it with the init of this driver."
+        )
+    if call is None:
+        return
+    from numpyro_tsvgp.model.checks import inspect
+
+    structure, _ = inspect(driver.model, call)
+    if structure.gps != state.structure.gps or structure.hyper != state.structure.hyper:
+        raise ValueError(
+            "The state is one of another model: its GP sites are "
+            f"{list(state.structure.gps)} and its hyperparameters "
+            f"{list(state.structure.hyperparameters)}, where this model has "
+            f"{list(structure.gps)} and {list(structure.hyperparameters)}."
+        )
+
+
+def check_rate(rate: Any, state: TSVGPState, num_steps: int) -> None:
+    """A schedule must stay in (0, 1] for as long as the run will be."""
+    if not callable(rate):  # a number has been checked already
+        return
+    steps = state.step + jnp.arange(num_steps)
+    rates = np.asarray(jax.vmap(rate)(steps))
+    bad = np.flatnonzero(~((rates > 0) & (rates <= 1)))
+    if len(bad):
+        raise ValueError(
+            f"site_lr must lie in (0, 1], but the schedule gives {rates[bad[0]]} at step "
+            f"{steps[bad[0]]}. Bound it, as in lambda step: jnp.clip(schedule(step), 1e-3, 1)."
+        )
+
+
+def check_priors(fit: Fit, *, strict: bool = False) -> None:
+    """The covariance of every GP's inducing inputs must have a Cholesky factor.
+
+    If strict, that of a covariance that is nearly singular does not count.
+    """
+    reading = fit.read()
+    for name, (process, approximation) in fit.guide.latents(reading, fit.params).items():
+        Z = approximation.inducing
+        chol = _prior(process, Z).chol
+        pivots = jnp.diagonal(chol, axis1=-2, axis2=-1) ** 2
+        least = jnp.sqrt(jnp.finfo(chol.dtype).eps) * pivots.max(-1) if strict else 0.0
+        if (pivots.min(-1) > least).all():  # false also for NaN
+            continue
+        values = {
+            key: value
+            for key, value in reading.pinned.items()
+            if jnp.shape(value) == () and reading.trace[key]["type"] != "plate"
+        }
+        at = ", ".join(f"{key} = {float(value):.3g}" for key, value in values.items())
+        what = f"The covariance of the {Z.shape[0]} inducing inputs of GP site '{name}' is"
+        where = f" (at {at})" if at else ""
+        if not all_finite((Z, values)) or not (process.kernel.diag(Z) > 0).any(-1).all():
+            raise ValueError(
+                f"{what} zero or not finite{where}. Try other initial values, a smaller "
+                "learning rate, or a prior that keeps the hyperparameters away from zero and "
+                "infinity."
+            )
+        how = "nearly singular" if strict else "not positive definite"
+        raise ValueError(
+            f"{what} {how}{where}. Inducing inputs may be too close for the "
+            "lengthscale: use fewer of them, a shorter initial lengthscale or a prior that "
+            "keeps it short, float64 (jax.config.update('jax_enable_x64', True)), or more "
+            "jitter (GP(kernel, X, jitter=1e-4))."
+        )

@@ -1,0 +1,552 @@
+"""The driver of variational EM: NumPyro's SVI interface for any guide of GPs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from numpyro import handlers
+from numpyro.distributions import constraints
+from numpyro.distributions.transforms import biject_to
+from numpyro.infer.util import transform_fn
+from numpyro.optim import _NumPyroOptim
+
+from numpyro_tsvgp.gaussian.linalg import blas_threads
+from numpyro_tsvgp.gaussian.quadrature import GaussHermite, Quadrature
+from numpyro_tsvgp.infer.checks import check_priors, check_rate, check_start, check_state
+from numpyro_tsvgp.infer.density import Scene, e_steps, nodes_of, objective_of, scene_at
+from numpyro_tsvgp.infer.failures import diagnose
+from numpyro_tsvgp.infer.fingerprint import fingerprint
+from numpyro_tsvgp.infer.fit import Fit
+from numpyro_tsvgp.infer.guide import GPGuide
+from numpyro_tsvgp.infer.loop import all_finite, run_steps
+from numpyro_tsvgp.infer.objective import Bound, Objective
+from numpyro_tsvgp.infer.optim import Optax, as_optimizer, evaluates_once
+from numpyro_tsvgp.infer.rules import NaturalGradient, SiteRule
+from numpyro_tsvgp.infer.state import Transforms, TSVGPRunResult, TSVGPState
+from numpyro_tsvgp.infer.warmup import overshoots, settle
+from numpyro_tsvgp.model.arguments import Call
+from numpyro_tsvgp.model.checks import inspect
+from numpyro_tsvgp.model.likelihood import log_prior
+from numpyro_tsvgp.model.read import read
+
+__all__ = ["Driver", "Rate"]
+
+Rate = float | Callable[[Array], Any] | None
+
+
+class _Keys(NamedTuple):
+    """Random keys of one update, which its E-steps and M-steps share."""
+
+    model: Array
+    hyper: Array
+    nodes: Array
+
+    @staticmethod
+    def of(key: Array) -> _Keys:
+        model, hyper = jax.random.split(key)
+        return _Keys(jax.random.split(model)[1], hyper, jax.random.split(key, 3)[2])
+
+
+class Driver:
+    """Variational EM for a guide of GPs, behind the interface of :class:`numpyro.infer.SVI`.
+
+    :class:`~numpyro_tsvgp.TSVGP` and :class:`~numpyro_tsvgp.QSVGP` are this driver for guides that
+    keep sites and guides that keep moments.
+
+    Args:
+      model: a NumPyro model with GP sites.
+      guide: a guide made for this model.
+      optim: an optimizer for the hyperparameters and inducing inputs, or None to hold them.
+      site_lr: step size of E-steps, a number or a function of the step.
+      e_steps: site updates in one iteration; 0 if the optimizer does everything.
+      m_steps: optimizer steps in one iteration.
+      quadrature: the quadrature rule, a number of Gauss-Hermite nodes, or None.
+      rule: the site rule.
+      objective: what M-steps improve.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        guide: GPGuide,
+        optim: Any,
+        *,
+        site_lr: Rate,
+        e_steps: int,
+        m_steps: int,
+        quadrature: int | Quadrature | None,
+        rule: SiteRule | None,
+        objective: Objective | None,
+    ) -> None:
+        if guide.model is not model:
+            raise ValueError("The guide was made for another model; pass the same model to both.")
+        if e_steps < 0 or m_steps < 1 or (e_steps < 1 and optim is None):
+            raise ValueError(
+                f"e_steps and m_steps must be at least 1, got {e_steps} and {m_steps}. To hold "
+                "hyperparameters and update sites alone, pass optim=None."
+            )
+        if isinstance(site_lr, int | float) and not 0 < site_lr <= 1:
+            raise ValueError(f"site_lr must lie in (0, 1], got {site_lr}.")
+        if not (site_lr is None or callable(site_lr) or jnp.ndim(site_lr) == 0):
+            raise TypeError(
+                f"site_lr is the rate of E-steps, a number in (0, 1] or a function of the step, "
+                f"got {type(site_lr).__name__}."
+            )
+        self.model = model
+        self.guide = guide
+        self.optim: _NumPyroOptim | None = as_optimizer(optim)
+        self.site_lr = site_lr
+        self.e_steps = e_steps
+        self.m_steps = m_steps
+        self.quadrature: Quadrature | None = (
+            GaussHermite(quadrature) if isinstance(quadrature, int) else quadrature
+        )
+        self.rule: SiteRule = NaturalGradient() if rule is None else rule
+        if not isinstance(self.rule, SiteRule):
+            raise TypeError(
+                f"rule must be a site rule such as numpyro_tsvgp.Riemannian(), got {rule!r}."
+            )
+        self.objective: Objective = Bound() if objective is None else objective
+        # Compiled once for each shape of data, however often `run` is called.
+        self._step = jax.jit(self._update)
+        self._stable_step = jax.jit(self._stable_update)
+        self._is_usable = jax.jit(self.usable)
+
+    # ---- state -------------------------------------------------------------------------------
+
+    def owns(self, name: str, field: str) -> bool:
+        """Whether the optimizer owns a field of the approximation of a GP site."""
+        return self.guide.learns(name, field)
+
+    def init(
+        self,
+        rng_key: Array,
+        *args: Any,
+        init_params: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> TSVGPState:
+        """The initial state: sites of zero, so that the posterior is the prior.
+
+        The model is checked here, before any long computation.
+
+        Args:
+          rng_key: random key.
+          *args: arguments of the model.
+          init_params: initial values by parameter name, instead of the model's and guide's own.
+          **kwargs: keyword arguments of the model.
+
+        Returns:
+          The state before the first update.
+        """
+        call = Call(args, kwargs).on_device()
+        rng_key, key = jax.random.split(rng_key)
+        structure, reading = inspect(self.model, call)
+        hyper_guide = self.guide.hyper_guide(structure.hyper, call, key)
+        check_start(self, structure, reading, hyper_guide, call)
+        with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=key):
+            values = hyper_guide(call)
+            reading = read(
+                self.model,
+                call,
+                values=values,
+                expose=lambda site: site["type"] == "param",
+                first_rows=True,
+            )
+        declared = {k: s for k, s in trace.items() if s["type"] == "param"}
+        params = {k: site["value"] for k, site in declared.items()}
+        kinds = {k: s["kwargs"].pop("constraint", constraints.real) for k, s in declared.items()}
+        fixed = set()
+        for name, site in reading.gps.items():
+            approximation = self.guide.initial(name, site, reading)
+            params |= self.guide.pack({name: approximation})
+            for k, field in self.guide.fields_of(name).items():
+                kinds[k] = self.guide.constraint(field)
+                if not self.owns(name, field):
+                    fixed.add(k)
+        unknown = set(init_params or {}) - set(params)
+        if unknown:
+            raise ValueError(
+                f"init_params has {sorted(unknown)}, which are not parameters. The parameters "
+                f"are {sorted(params)}."
+            )
+        params |= {
+            k: jnp.asarray(v, jnp.result_type(params[k])) for k, v in (init_params or {}).items()
+        }
+        transforms = Transforms({k: biject_to(kinds[k]) for k in params if k not in fixed})
+        # Weak types would make the second update compile anew, and buffers that are shared with
+        # the user's arrays or with one another could not be donated.
+        params = {k: jnp.array(v, jnp.result_type(v)) for k, v in params.items()}
+        free = transform_fn(transforms, {k: params[k] for k in transforms}, invert=True)
+        free = jax.tree.map(lambda x: lax.convert_element_type(x, jnp.result_type(x)), free)
+        state = TSVGPState(
+            optim_state=free if self.optim is None else self.optim.init(free),
+            approximation={k: params[k] for k in sorted(fixed)},
+            rng_key=rng_key,
+            step=jnp.zeros((), int),
+            rejected=jnp.zeros((), int),
+            floored=jnp.zeros((), int),
+            structure=structure,
+            transforms=transforms,
+        )
+        check_rate(self.site_lr, state, 1)
+        check_priors(self.fit(state, *call.args, **call.kwargs))
+        return state
+
+    def free(self, optim_state: Any) -> dict[str, Any]:
+        """The unconstrained parameters in an optimizer's state."""
+        return optim_state if self.optim is None else self.optim.get_params(optim_state)
+
+    def get_params(self, svi_state: TSVGPState) -> dict[str, Any]:
+        """Parameters of the model and the guide in a state, constrained.
+
+        Args:
+          svi_state: a state.
+
+        Returns:
+          A dict from parameter name to value.
+        """
+        free = self.free(svi_state.optim_state)
+        return {**transform_fn(svi_state.transforms, free), **svi_state.approximation}
+
+    def fit(self, svi_state: TSVGPState, *args: Any, **kwargs: Any) -> Fit:
+        """The fit of a state, for predictions, diagnostics and saving.
+
+        Args:
+          svi_state: a state.
+          *args: arguments of the model, with the training data.
+          **kwargs: keyword arguments of the model.
+
+        Returns:
+          The fit.
+        """
+        return Fit(
+            params=self.get_params(svi_state),
+            call=Call(args, kwargs).on_device(),
+            model=self.model,
+            guide=self.guide,
+            structure=svi_state.structure,
+            rule=self.rule,
+            quadrature=self.quadrature,
+            objective=self.objective,
+        )
+
+    # ---- steps -------------------------------------------------------------------------------
+
+    def rate(self, step: Any, subsampling: float) -> Any:
+        """The rate of E-steps at a step, where there are N / |M| times as many data as in it."""
+        if self.site_lr is None:
+            return 0.5 / subsampling**0.5
+        return self.site_lr(step) if callable(self.site_lr) else self.site_lr
+
+    def _scene(
+        self, state: TSVGPState, free: dict[str, Any], keys: _Keys, call: Call
+    ) -> tuple[Scene, Array]:
+        """The model at given parameters, and the log prior of its hyperparameters over their q."""
+        structure = state.structure
+        params = {**transform_fn(state.transforms, free), **state.approximation}
+        hyper_guide = self.guide.hyper_guide(structure.hyper, call)
+        hyper, log_q = hyper_guide.draw(keys.hyper, params, call)
+        nodes = nodes_of(structure, self.quadrature, keys.nodes)
+        scene = scene_at(
+            self.guide,
+            structure,
+            call,
+            params,
+            hyper,
+            nodes,
+            key=keys.model,
+            for_gradient=True,
+        )
+        return scene, log_prior(scene.reading, structure.above) - log_q
+
+    def e_step(
+        self, state: TSVGPState, key: Array, call: Call, rate: Any = None
+    ) -> tuple[TSVGPState, Array]:
+        """The state after the site updates of one iteration, and a count of floored variances."""
+        if not self.e_steps:
+            return state, jnp.zeros((), int)
+        scene, _ = self._scene(state, self.free(state.optim_state), _Keys.of(key), call)
+        return self._e_step(state, scene, rate)
+
+    def _e_step(
+        self, state: TSVGPState, scene: Scene, rate: Any = None
+    ) -> tuple[TSVGPState, Array]:
+        if rate is None:
+            rate = self.rate(state.step, scene.reading.subsampling)
+        kept, floored = e_steps(scene.still(), self.rule, rate, self.e_steps)
+        return _keeping(state, self.guide.pack(kept)), floored
+
+    def loss(
+        self, state: TSVGPState, free: dict[str, Any], key: Array, call: Call, wanted: Any = None
+    ) -> Array:
+        """Minus the objective, minus the log prior of the hyperparameters plus their entropy."""
+        scene, prior = self._scene(state, free, _Keys.of(key), call)
+        return -(objective_of(scene, self.objective, wanted=wanted) + prior)
+
+    def update(self, svi_state: TSVGPState, *args: Any, **kwargs: Any) -> tuple[TSVGPState, Array]:
+        """One EM iteration: ``e_steps`` site updates, then ``m_steps`` optimizer steps.
+
+        Args:
+          svi_state: the current state.
+          *args: arguments of the model; they may change from one update to the next.
+          **kwargs: keyword arguments of the model.
+
+        Returns:
+          The new state and the loss, that of the last M-step.
+        """
+        return self._update(svi_state, Call(args, kwargs))
+
+    def _update(self, state: TSVGPState, call: Call) -> tuple[TSVGPState, Array]:
+        check_state(self, state)
+        rng_key, key = jax.random.split(state.rng_key)
+        optim, optim_state = self.optim, state.optim_state
+        one_step = self.m_steps == 1 and bool(jax.tree.leaves(self.free(optim_state)))
+        if optim is not None and one_step and evaluates_once(optim, optim_state):
+            # One evaluation does both steps: they share all that depends on hyperparameters.
+            def both(free: dict[str, Any]) -> tuple[Array, tuple[TSVGPState, Array]]:
+                scene, prior = self._scene(state, free, _Keys.of(key), call)
+                if not self.e_steps:
+                    return -(objective_of(scene, self.objective) + prior), (state, 0)
+                rate = self.rate(state.step, scene.reading.subsampling)
+                kept, floored = e_steps(scene.still(), self.rule, rate, self.e_steps)
+                value = objective_of(scene, self.objective, fresh=kept)
+                return -(value + prior), (_keeping(state, self.guide.pack(kept)), floored)
+
+            (loss, (state, floored)), optim_state = optim.eval_and_update(both, optim_state)
+        else:
+            state, floored = self.e_step(state, key, call)
+            optim_state, loss = self._m_steps(state, key, call)
+        state = dataclasses.replace(
+            state,
+            optim_state=optim_state,
+            rng_key=rng_key,
+            step=state.step + 1,
+            floored=state.floored + floored,
+        )
+        return self._synced(state, call), loss
+
+    def _m_steps(self, state: TSVGPState, key: Array, call: Call) -> tuple[Any, Array]:
+        """The optimizer's state after the M-steps, and the last loss."""
+
+        def loss_fn(free: dict[str, Any], wanted: Any = None) -> tuple[Array, None]:
+            return self.loss(state, free, key, call, wanted), None
+
+        optim, optim_state = self.optim, state.optim_state
+        if optim is None or not jax.tree.leaves(self.free(optim_state)):
+            return optim_state, loss_fn(self.free(optim_state))[0]
+        gradient_is_enough = isinstance(optim, Optax) and optim.gradient_is_enough(optim_state)
+
+        def m_step(carry: Any, i: Any) -> tuple[Any, Array]:
+            wanted = i == self.m_steps - 1 if gradient_is_enough else None
+            (loss, _), new = optim.eval_and_update(partial(loss_fn, wanted=wanted), carry)
+            return new, loss
+
+        if hasattr(optim, "restart"):  # curvature of the last M-step's objective is stale
+            optim_state = optim.restart(optim_state)
+        if self.m_steps == 1:
+            return m_step(optim_state, 0)
+        optim_state, losses = lax.scan(m_step, optim_state, jnp.arange(self.m_steps))
+        return optim_state, losses[-1]
+
+    def _synced(self, state: TSVGPState, call: Call) -> TSVGPState:
+        """The state with what approximations keep of the data moved along with hyperparameters."""
+        guide = self.guide
+        follows = [name for name in state.structure.gps if guide.kind(name).follows_inputs]
+        if not follows:
+            return state
+        params = self.get_params(state)
+        hyper = guide.hyper_guide(state.structure.hyper, call).point(params)
+        reading = read(self.model, call, values={**params, **hyper}, key=jax.random.key(0))
+        latents = guide.latents(reading, params)
+        kept = {name: latents[name].approximation.synced(latents[name].process) for name in follows}
+        return _keeping(state, guide.pack(kept))
+
+    def usable(self, state: TSVGPState, call: Call) -> Array:
+        """Whether a state is finite and what it asks for can be factorised, so that one can go on.
+
+        The loss of an update does not tell: it is that before the optimizer moved.
+        """
+        params = self.get_params(state)
+        hyper = self.guide.hyper_guide(state.structure.hyper, call).point(params)
+        reading = self.guide.read(call, params, hyper)
+        factors = [
+            approximation.factors(process)
+            for process, approximation in self.guide.latents(reading, params).values()
+        ]
+        return all_finite((state.optim_state, params, factors))
+
+    def stable_update(
+        self, svi_state: TSVGPState, *args: Any, **kwargs: Any
+    ) -> tuple[TSVGPState, Array]:
+        """Like :meth:`update`, but a step that is not finite leaves everything as it was.
+
+        A step is also rejected if the prior covariance has no Cholesky factor at the
+        hyperparameters that it leads to.
+        The sites, the hyperparameters and the optimizer's state of a rejected step are all
+        discarded; only the random key and the step count go on. The loss is then NaN.
+
+        Args:
+          svi_state: the current state.
+          *args: arguments of the model.
+          **kwargs: keyword arguments of the model.
+
+        Returns:
+          The new or the old state, and the loss.
+        """
+        return self._stable_update(svi_state, Call(args, kwargs))
+
+    def _stable_update(self, state: TSVGPState, call: Call) -> tuple[TSVGPState, Array]:
+        new, loss = self._update(state, call)
+        ok = jnp.isfinite(loss) & self.usable(new, call)
+        optim_state, approximation = jax.tree.map(
+            lambda a, b: jnp.where(ok, a, b),
+            (new.optim_state, new.approximation),
+            (state.optim_state, state.approximation),
+        )
+        kept = dataclasses.replace(
+            new,
+            optim_state=optim_state,
+            approximation=approximation,
+            rejected=state.rejected + ~ok,
+        )
+        return kept, jnp.where(ok, loss, jnp.nan)
+
+    def evaluate(self, svi_state: TSVGPState, *args: Any, **kwargs: Any) -> Array:
+        """The loss of a state, minus the bound minus the log prior, without a step.
+
+        Args:
+          svi_state: a state.
+          *args: arguments of the model.
+          **kwargs: keyword arguments of the model.
+
+        Returns:
+          The loss, a scalar.
+        """
+        check_state(self, svi_state)
+        _, key = jax.random.split(svi_state.rng_key)
+        return self.loss(svi_state, self.free(svi_state.optim_state), key, Call(args, kwargs))
+
+    def _settled(self, state: TSVGPState, call: Call) -> TSVGPState:
+        """The state with sites that suit its hyperparameters, reached without overshooting."""
+        key = state.rng_key
+
+        @jax.jit
+        def attempt(state: TSVGPState, rate: Any, call: Call) -> tuple[TSVGPState, Array]:
+            new, _ = self.e_step(state, key, call, rate)
+            return new, self.loss(new, self.free(new.optim_state), key, call)
+
+        subsampling = read(self.model, call, key=key, first_rows=True).subsampling
+        rate = float(self.rate(state.step, subsampling))
+        return settle(lambda state, r: attempt(state, r, call), state, rate)
+
+    def run(
+        self,
+        rng_key: Array,
+        num_steps: int,
+        *args: Any,
+        progress_bar: bool = True,
+        stable_update: bool = False,
+        init_state: TSVGPState | None = None,
+        init_params: Mapping[str, Any] | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | None = None,
+        **kwargs: Any,
+    ) -> TSVGPRunResult:
+        """Runs ``num_steps`` updates with a progress bar.
+
+        An interrupt (Ctrl-C) ends the run and returns what is fitted so far, with a warning. Where
+        the first E-step would overshoot, sites are first brought near their optimum at the
+        initial hyperparameters, by shorter steps.
+
+        Args:
+          rng_key: random key of the initial state.
+          num_steps: number of updates.
+          *args: arguments of the model.
+          progress_bar: whether to show a progress bar; the numbers are the same without.
+          stable_update: whether to use :meth:`stable_update`.
+          init_state: a state to go on from, of this or another object for the same model.
+          init_params: initial values by parameter name.
+          checkpoint: a file that the fit is saved to on the way. If it exists, the run goes on
+            from it, up to ``num_steps`` in all, as if it had never stopped.
+          checkpoint_every: number of updates between saves; a twentieth of the run by default.
+          **kwargs: keyword arguments of the model.
+
+        Returns:
+          The fitted parameters, the last state, and the loss of every step; and, as ``.fit``, the
+          :class:`~numpyro_tsvgp.Fit`.
+
+        Raises:
+          FitError: if the fit cannot go on: its state is no longer finite, or the last 20 updates
+            were all rejected. It says why, and holds the last good result.
+        """
+        if not isinstance(num_steps, int) or num_steps < 1:
+            raise ValueError(
+                f"num_steps must be a positive integer, got {type(num_steps).__name__}. The "
+                "arguments are svi.run(rng_key, num_steps, *arguments of the model)."
+            )
+        # NumPy arrays would be copied to the device anew in each step.
+        call = Call(args, kwargs).on_device()
+        if init_state is None:
+            state = self.init(rng_key, *call.args, init_params=init_params, **call.kwargs)
+        else:
+            state = init_state
+            check_state(self, state, call)
+        check_rate(self.site_lr, state, num_steps)
+        step = self._stable_step if stable_update else self._step
+        params = self.get_params(state)
+        largest = max(
+            self.guide.unpack(name, params).largest_factor for name in state.structure.gps
+        )
+        with blas_threads(largest):
+            if init_state is None and overshoots(step(state, call)[1], read_rows(self, call)):
+                state = self._settled(state, call)
+            return run_steps(
+                lambda state: step(state, call),
+                state,
+                num_steps,
+                result=partial(self._result, call),
+                usable=lambda state: bool(self._is_usable(state, call)),
+                diagnose=lambda state: diagnose(self, state, call),
+                fingerprint=self._fingerprint(state, call) if checkpoint is not None else {},
+                progress_bar=progress_bar,
+                checkpoint=checkpoint,
+                checkpoint_every=checkpoint_every,
+            )
+
+    def _fingerprint(self, state: TSVGPState, call: Call) -> dict[str, str]:
+        settings = (
+            *(self.site_lr, self.e_steps, self.m_steps),
+            *(self.quadrature, self.rule, self.objective, self.optim),
+        )
+        return {
+            "the data": fingerprint(jax.tree.flatten(call)),
+            "the model": fingerprint(self.model),
+            "the settings of the driver": fingerprint(settings),
+            "the start (random key, initial values or inducing inputs)": fingerprint(
+                (self.get_params(state), state.rng_key)
+            ),
+        }
+
+    def _result(self, call: Call, state: TSVGPState, losses: Any) -> TSVGPRunResult:
+        result = TSVGPRunResult(self.get_params(state), state, losses)
+        result.fit = self.fit(state, *call.args, **call.kwargs)
+        return result
+
+
+def read_rows(driver: Driver, call: Call) -> float:
+    """How many data points there are, subsampled or not."""
+    reading = read(driver.model, call, key=jax.random.key(0), first_rows=True)
+    return reading.subsampling * max(site.rows for site in reading.gps.values())
+
+
+def _keeping(state: TSVGPState, new: Mapping[str, Array]) -> TSVGPState:
+    """The state with new parameters of approximations, those of the optimizer apart."""
+    kept = {k: new.get(k, v) for k, v in state.approximation.items()}
+    return dataclasses.replace(state, approximation=kept)

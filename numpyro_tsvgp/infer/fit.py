@@ -1,0 +1,191 @@
+"""A fit as one value: the model, how it was fitted, what was found, and the data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+from jax import Array
+
+from numpyro_tsvgp.gaussian.quadrature import Marginals, Nodes, Quadrature
+from numpyro_tsvgp.infer import prediction
+from numpyro_tsvgp.infer.density import nodes_of, refreshed
+from numpyro_tsvgp.infer.guide import GPGuide
+from numpyro_tsvgp.infer.hyper import HyperGuide, Params
+from numpyro_tsvgp.infer.objective import Bound, Objective
+from numpyro_tsvgp.infer.rules import NaturalGradient, SiteRule
+from numpyro_tsvgp.model.arguments import Call
+from numpyro_tsvgp.model.read import Reading
+from numpyro_tsvgp.model.structure import Structure
+
+__all__ = ["Fit"]
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["params", "call"],
+    meta_fields=["model", "guide", "structure", "rule", "quadrature", "objective"],
+)
+@dataclass(frozen=True)
+class Fit:
+    """A fitted model: everything that predictions, diagnostics and saving need to know.
+
+    ``svi.run(...)`` returns one in its result, and ``svi.fit(state, *args)`` makes one from any
+    state. A fit is a value and a pytree: nothing changes it.
+
+    Attributes:
+      params: fitted parameters of the model and the guide.
+      call: the arguments with the training data, or None where a fit was loaded without them.
+      model: the NumPyro model.
+      guide: the guide.
+      structure: what the model is made of on its training data.
+      rule: the site rule of the fit.
+      quadrature: its quadrature rule, or None for the default.
+      objective: what its M-steps improved.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+      >>> from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
+      >>> def model(X, y=None):
+      ...     f = numpyro.sample("f", GP(kernels.RBF(0.3), X))
+      ...     with numpyro.plate("data", X.shape[0]):
+      ...         numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+      >>> X = jnp.linspace(0.0, 1.0, 20)
+      >>> svi = TSVGP(model, AutoDualGaussian(model, inducing=X[::3]), None, site_lr=1.0)
+      >>> fit = svi.run(jax.random.key(0), 1, X, jnp.sin(6.0 * X), progress_bar=False).fit
+      >>> fit.marginals(jnp.array([0.2, 0.8]))["f"].mean.shape
+      (2,)
+      >>> fit.sample(jax.random.key(1), X, sample_shape=(7,))["f"].shape
+      (7, 20)
+    """
+
+    params: dict[str, Any]
+    call: Call | None
+    model: Callable[..., Any]
+    guide: GPGuide
+    structure: Structure
+    rule: SiteRule = NaturalGradient()
+    quadrature: Quadrature | None = None
+    objective: Objective = Bound()
+
+    # ---- predictions -------------------------------------------------------------------------
+
+    def marginals(self, *args: Any, num_hyper: int = 16, **kwargs: Any) -> dict[str, Marginals]:
+        """Posterior mean and variance of each GP site.
+
+        Args:
+          *args: arguments of the model with the inputs to predict at; those of the training data
+            if there are none.
+          num_hyper: how many draws of variational hyperparameters the moments average over.
+          **kwargs: keyword arguments of the model.
+
+        Returns:
+          A dict from GP site to a named tuple ``(mean, variance)``, each of the site's shape.
+        """
+        call = self.inputs(args, kwargs)
+        return prediction.marginals(
+            self.guide, self.hyper_guide_at(call), self.params, call, num_hyper
+        )
+
+    def sample(
+        self, rng_key: Array, *args: Any, sample_shape: tuple[int, ...] = (), **kwargs: Any
+    ) -> dict[str, Array]:
+        """Joint draws of hyperparameters and GP sites.
+
+        Args:
+          rng_key: random key.
+          *args: arguments of the model with the inputs to draw at; those of the training data if
+            there are none.
+          sample_shape: shape of the draws.
+          **kwargs: keyword arguments of the model.
+
+        Returns:
+          A dict from site to draws of shape ``sample_shape + shape of the site``.
+        """
+        call = self.inputs(args, kwargs)
+        hyper_guide = self.hyper_guide_at(call)
+        return prediction.sample(
+            self.guide, hyper_guide, rng_key, self.params, call, tuple(sample_shape)
+        )
+
+    # ---- data --------------------------------------------------------------------------------
+
+    @property
+    def data(self) -> Call:
+        """The arguments with the training data.
+
+        Raises:
+          ValueError: if the fit was loaded without them.
+        """
+        if self.call is None:
+            raise ValueError(
+                "This fit was loaded without its training data, which leaving points out, ArviZ "
+                "objects and hyperparameter posteriors need: fit.with_data(X, y)."
+            )
+        return self.call
+
+    def with_data(self, *args: Any, **kwargs: Any) -> Fit:
+        """The same fit with its training data, as arguments of the model."""
+        return dataclasses.replace(self, call=Call(args, kwargs).on_device())
+
+    def of_all_data(self) -> Fit:
+        """The same fit for plates that do not draw a subsample but have all of their data."""
+        return dataclasses.replace(self, call=self.data.of_all_data())
+
+    def inputs(self, args: tuple[Any, ...], kwargs: Any) -> Call:
+        """Arguments to predict at: those given, or those of the training data."""
+        return Call(args, kwargs) if args or kwargs else self.data
+
+    # ---- what diagnostics are made of --------------------------------------------------------
+
+    @property
+    def hyper_guide(self) -> HyperGuide:
+        """The guide of the hyperparameters of the training data."""
+        return self.guide.hyper_guide(self.structure.hyper, self.data)
+
+    def hyper_guide_at(self, call: Call) -> HyperGuide:
+        """The guide of the hyperparameters, for predictions at other arguments."""
+        if self.call is not None:
+            return self.hyper_guide
+        return self.guide.hyper_guide(self.structure.hyper, call)
+
+    @property
+    def hyper(self) -> dict[str, Array]:
+        """Point estimates of the sampled hyperparameters: MAP, or the median."""
+        return self.hyper_guide.point(self.params)
+
+    def nodes(self, key: Array | None = None) -> Nodes:
+        """Nodes of the quadrature of the fit."""
+        key = jax.random.key(0) if key is None else key
+        return nodes_of(self.structure, self.quadrature, key)
+
+    def read(self, call: Call | None = None, hyper: Params | None = None) -> Reading:
+        """The model at given arguments and hyperparameters, by default at those of the fit."""
+        call = self.data if call is None else call
+        return self.guide.read(call, self.params, self.hyper if hyper is None else hyper)
+
+    def refreshed(self, hyper: Params, steps: int) -> Fit:
+        """The same fit with sites made anew at given hyperparameters.
+
+        Args:
+          hyper: one value of each hyperparameter that the model samples.
+          steps: number of site updates at rate 1; with none the sites stay as they are.
+
+        Returns:
+          The fit.
+        """
+        params = refreshed(
+            self.guide,
+            self.structure,
+            self.data,
+            self.params,
+            hyper,
+            self.nodes(),
+            rule=self.rule,
+            steps=steps,
+        )
+        return dataclasses.replace(self, params=params)

@@ -1,0 +1,132 @@
+"""The guide of the hyperparameters: any NumPyro autoguide, on the model without GPs and data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from numpyro import handlers
+from numpyro.infer import autoguide
+from numpyro.infer.autoguide import AutoDelta, AutoGuide
+
+from numpyro_tsvgp.model.arguments import Call
+from numpyro_tsvgp.model.likelihood import density
+from numpyro_tsvgp.model.read import Message, Model, read
+from numpyro_tsvgp.model.structure import HyperSites
+
+__all__ = ["HyperGuide", "Params"]
+
+Params = Mapping[str, Any]
+
+# Guides that look at the density of the model they are made for, which here has no data in it.
+_NEED_DENSITY = ("AutoLaplaceApproximation", "AutoDAIS", "AutoSurrogateLikelihoodDAIS")
+
+
+class HyperGuide:
+    """A distribution or a point estimate of the hyperparameters that a model samples.
+
+    Args:
+      make: the autoguide, as a function of a model.
+      model: the NumPyro model.
+      sites: the hyperparameters.
+      prefix: of the names of parameters.
+      call: arguments of the model, of which shapes matter.
+      key: seed of initial values.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., AutoGuide],
+        model: Model,
+        sites: HyperSites,
+        prefix: str,
+        call: Call,
+        key: Array,
+    ) -> None:
+        self.names = sites.names
+        self.autoguide: AutoGuide | None = None
+        if not self.names:
+            return
+        self.autoguide = make(partial(_prior, model, sites, call.whole), prefix=prefix)
+        kinds = tuple(getattr(autoguide, kind) for kind in _NEED_DENSITY)
+        if isinstance(self.autoguide, kinds):
+            raise TypeError(
+                f"hyper_guide={type(self.autoguide).__name__} looks at the density of the data, "
+                "which the guide of hyperparameters does not have. Use AutoNormal or "
+                "AutoMultivariateNormal, or sample the hyperparameters with NUTS on collapse(fit)."
+            )
+        with jax.ensure_compile_time_eval(), handlers.block(), handlers.seed(rng_seed=key):
+            still = _concrete(call)
+            self.autoguide(*still.args, **still.kwargs)
+
+    @property
+    def is_point(self) -> bool:
+        """Whether hyperparameters are points (MAP, or none sampled) and not distributions."""
+        return self.autoguide is None or isinstance(self.autoguide, AutoDelta)
+
+    def __call__(self, call: Call) -> dict[str, Array]:
+        """Samples the hyperparameters as sites of the guide, seen by handlers around this call."""
+        if self.autoguide is None:
+            return {}
+        values = self.autoguide(*call.args, **call.kwargs)
+        return {name: values[name] for name in self.names}
+
+    def draw(self, key: Array, params: Params, call: Call) -> tuple[dict[str, Array], Array]:
+        """One draw of the hyperparameters and its log density under the guide."""
+        if self.autoguide is None:
+            return {}, jnp.zeros(())
+        if self.is_point:
+            return self.point(params), jnp.zeros(())
+        with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=key):
+            handlers.substitute(self.autoguide, data=dict(params))(*call.args, **call.kwargs)
+        total = jnp.zeros(())
+        for site in trace.values():
+            if site["type"] == "sample":  # with those of the autoguide itself
+                total = total + density(site)
+        return {name: trace[name]["value"] for name in self.names}, total
+
+    def point(self, params: Params) -> dict[str, Array]:
+        """The median, which is the point itself where hyperparameters are points."""
+        return {} if self.autoguide is None else dict(self.autoguide.median(dict(params)))
+
+    def quantiles(self, params: Params, quantiles: Any) -> dict[str, Array]:
+        """Quantiles of the hyperparameters, with a leading axis when several are asked for."""
+        if self.autoguide is None:
+            return {}
+        if not self.is_point:
+            return dict(self.autoguide.quantiles(dict(params), quantiles))
+        shape = jnp.shape(quantiles)
+        return {
+            name: jnp.broadcast_to(value, shape + jnp.shape(value))
+            for name, value in self.point(params).items()
+        }
+
+
+def _prior(
+    model: Model,
+    sites: HyperSites,
+    whole: bool,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """The model of the hyperparameters alone, without GPs and data."""
+
+    def expose(site: Message) -> bool:
+        # Samplers and reparameterizations add sites of their own while they process one that they
+        # can see: those belong to it as well.
+        if site["type"] in ("param", "plate") or site.get("name") in sites.names:
+            return True
+        return site["type"] == "sample" and site["name"] not in sites.sampled
+
+    read(model, Call(args, kwargs, whole=whole), expose=expose)
+
+
+def _concrete(call: Call) -> Call:
+    """Arguments with numbers in place of what is traced: only shapes matter here."""
+    return jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.core.Tracer) else x, call
+    )

@@ -1,0 +1,169 @@
+"""The loop around a step: progress, checkpoints, interrupts, and an end that explains itself."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tqdm
+from jax import Array
+from numpyro.util import find_stack_level
+
+from numpyro_tsvgp.infer.checkpoint import read_meta, read_tree, write_tree
+from numpyro_tsvgp.infer.state import FitError, TSVGPRunResult, TSVGPState
+
+__all__ = ["all_finite", "run_steps"]
+
+# So many rejected updates in a row will not be followed by a good one.
+_HOPELESS = 20
+
+
+def all_finite(tree: Any) -> Array:
+    """Whether every floating-point number in a pytree is finite."""
+    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
+    return jnp.array([jnp.isfinite(x).all() for x in floats]).all()
+
+
+def run_steps(
+    step: Callable[[TSVGPState], tuple[TSVGPState, Array]],
+    state: TSVGPState,
+    num_steps: int,
+    *,
+    result: Callable[[TSVGPState, Any], TSVGPRunResult],
+    usable: Callable[[TSVGPState], bool],
+    diagnose: Callable[[TSVGPState], str],
+    fingerprint: Mapping[str, str],
+    progress_bar: bool = True,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int | None = None,
+) -> TSVGPRunResult:
+    """Takes ``num_steps`` steps, from a checkpoint if there is one.
+
+    Args:
+      step: one compiled step.
+      state: the state to start from.
+      num_steps: how many steps, those of the checkpoint included.
+      result: makes a result of a state and losses.
+      usable: whether a state is finite and can be gone on from.
+      diagnose: says why the step after a usable state is not.
+      fingerprint: what the run is a run of, by part; a checkpoint of another is refused.
+      progress_bar: whether to show progress.
+      checkpoint: file to save to, and to go on from if it exists.
+      checkpoint_every: number of steps between saves.
+
+    Returns:
+      The result; after an interrupt, that of the steps so far.
+
+    Raises:
+      FitError: if the state is no longer finite or every recent step was rejected.
+    """
+
+    def made(state: TSVGPState, losses: list[Any]) -> TSVGPRunResult:
+        return result(state, jnp.asarray(jax.device_get(losses)))
+
+    losses: list[Any] = []
+    if checkpoint_every is not None and checkpoint_every < 1:
+        raise ValueError(f"checkpoint_every must be at least 1, got {checkpoint_every}.")
+    if checkpoint is not None and not Path(checkpoint).parent.is_dir():  # not after an hour
+        raise FileNotFoundError(f"There is no directory {Path(checkpoint).parent} to save to.")
+    if checkpoint is not None and Path(checkpoint).exists():
+        saved = read_tree(checkpoint)
+        if "losses" not in saved:
+            raise ValueError(
+                f"'{checkpoint}' is not a checkpoint of a run: it has {sorted(saved)}. Choose "
+                "another file, or load it and pass it as init_state."
+            )
+        _check_same_run(checkpoint, fingerprint)
+        losses = list(np.asarray(saved["losses"]))
+        state = read_tree(checkpoint, like=made(state, losses)).state
+    report = max(num_steps // 20, 1)
+    every = report if checkpoint_every is None else checkpoint_every
+    good = state, len(losses)
+    with tqdm.tqdm(total=num_steps, initial=len(losses), disable=not progress_bar) as bar:
+        try:
+            while len(losses) < num_steps:
+                state, loss = step(state)
+                losses.append(loss)
+                bar.update()
+                i = len(losses)
+                # What is saved must be finite, or it would replace the last good fit.
+                saving = checkpoint is not None and (i % every == 0 or i == num_steps)
+                if saving or i % report == 0 or i == num_steps:
+                    first = min(good[1], i - 1)
+                    losses[first:] = [np.asarray(x) for x in jax.device_get(losses[first:])]
+                    not_finite = np.sum(~np.isfinite(losses[first:]))
+                    rejected = int(state.rejected) - int(good[0].rejected)
+                    if not_finite > rejected or not usable(state):
+                        raise _failure(step, *good, losses, made, usable, diagnose)
+                    if len(losses) >= _HOPELESS and not np.isfinite(losses[-_HOPELESS:]).any():
+                        raise FitError(
+                            f"The last {_HOPELESS} updates were all rejected. {diagnose(state)}",
+                            made(state, losses),
+                        )
+                    good = state, i
+                    _describe(bar, losses, first)
+                if checkpoint is not None and saving:
+                    write_tree(checkpoint, made(state, losses), {"run": dict(fingerprint)})
+        except KeyboardInterrupt:
+            if not usable(state):
+                state, losses = good[0], losses[: good[1]]
+            warnings.warn(
+                f"Interrupted after {len(losses)} of {num_steps} updates; this is the fit so far.",
+                stacklevel=find_stack_level(),
+            )
+    if int(state.rejected):
+        warnings.warn(
+            f"{int(state.rejected)} updates were not finite and were rejected. A smaller site_lr "
+            "or learning rate may avoid this.",
+            stacklevel=find_stack_level(),
+        )
+    return made(state, losses)
+
+
+def _check_same_run(checkpoint: Any, fingerprint: Mapping[str, str]) -> None:
+    """A checkpoint of other data, another model or other settings must not be gone on from."""
+    saved = read_meta(checkpoint).get("run", {})
+    other = [part for part, value in fingerprint.items() if saved.get(part) != value]
+    if other:
+        raise ValueError(
+            f"'{checkpoint}' is a checkpoint of another run: {' and '.join(other)} "
+            f"{'is' if len(other) == 1 else 'are'} not the same. Choose another file or remove "
+            "this one, or go on from its state on purpose, with "
+            "init_state=load(path, like=svi.init(...))."
+        )
+
+
+def _describe(bar: Any, losses: list[Any], first: int) -> None:
+    recent = np.array(losses[first:])
+    recent = recent[np.isfinite(recent)]
+    average = recent.mean() if len(recent) else np.nan
+    bar.set_postfix_str(
+        f"init loss: {losses[0]:.4f}, avg loss [{first + 1}-{len(losses)}]: {average:.4f}",
+        refresh=False,
+    )
+
+
+def _failure(
+    step: Callable[[TSVGPState], tuple[TSVGPState, Array]],
+    state: TSVGPState,
+    done: int,
+    losses: list[Any],
+    result: Callable[[TSVGPState, list[Any]], TSVGPRunResult],
+    usable: Callable[[TSVGPState], bool],
+    diagnose: Callable[[TSVGPState], str],
+) -> FitError:
+    """Walks from the last state known to be usable to the last that is."""
+    while done < len(losses):
+        new, loss = step(state)
+        was_rejected = int(new.rejected) > int(state.rejected)
+        if not usable(new) or (not was_rejected and not jnp.isfinite(loss)):
+            break
+        state, done = new, done + 1
+    message = f"The fit is no longer finite after {done} updates. {diagnose(state)}"
+    return FitError(message, result(state, losses[:done]))

@@ -1,0 +1,117 @@
+"""Marginals and draws of GP sites at any inputs, for guides and for fits."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from numpyro_tsvgp.gaussian.process import Process
+from numpyro_tsvgp.gaussian.quadrature import Marginals
+from numpyro_tsvgp.infer.hyper import HyperGuide, Params
+from numpyro_tsvgp.infer.joint import GPPosterior
+from numpyro_tsvgp.model.arguments import Call
+
+if TYPE_CHECKING:
+    from numpyro_tsvgp.infer.guide import GPGuide, Latent
+
+__all__ = ["dual_parameters", "joint_of", "marginals", "marginals_of", "sample"]
+
+
+@jax.jit
+def marginals_of(latent: Latent) -> Marginals:
+    """Posterior mean and variance of one GP site, in the shape of the site."""
+    process, approximation = latent
+    local = approximation.marginals(process)
+    return Marginals(process.unflatten(process.loc + local.mean), process.unflatten(local.variance))
+
+
+@jax.jit
+def joint_of(latent: Latent) -> GPPosterior:
+    """The joint posterior of one GP site, ready to be drawn from."""
+    return GPPosterior(latent.approximation.joint(latent.process), latent.process.batch_shape)
+
+
+@jax.jit
+def dual_parameters(process: Process, approximation: Any) -> tuple[Array, Array]:
+    """The dual parameters of one GP site."""
+    return approximation.dual_parameters(process)
+
+
+@partial(jax.jit, static_argnums=2)
+def _draw(joint: GPPosterior, key: Array, sample_shape: tuple[int, ...]) -> Array:
+    return joint.sample(key, sample_shape)
+
+
+def marginals(
+    guide: GPGuide, hyper_guide: HyperGuide, params: Params, call: Call, num_hyper: int = 16
+) -> dict[str, Marginals]:
+    """Posterior mean and variance of each GP site.
+
+    Args:
+      guide: the guide.
+      hyper_guide: the guide of its hyperparameters.
+      params: fitted parameters.
+      call: arguments of the model to predict at.
+      num_hyper: how many draws of variational hyperparameters the moments average over.
+
+    Returns:
+      Marginals of the shape of each site.
+    """
+
+    def at(hyper: Params) -> dict[str, Marginals]:
+        latents = guide.latents(guide.read(call, params, hyper), params)
+        return {name: marginals_of(latent) for name, latent in latents.items()}
+
+    if hyper_guide.is_point:
+        return at(hyper_guide.point(params))
+    keys = jax.random.split(jax.random.key(0), num_hyper)
+    parts = lax.map(lambda key: at(hyper_guide.draw(key, params, call)[0]), keys)
+    return {
+        name: Marginals(q.mean.mean(0), q.variance.mean(0) + q.mean.var(0))
+        for name, q in parts.items()
+    }
+
+
+def sample(
+    guide: GPGuide,
+    hyper_guide: HyperGuide,
+    rng_key: Array,
+    params: Params,
+    call: Call,
+    sample_shape: tuple[int, ...],
+) -> dict[str, Array]:
+    """Joint draws of hyperparameters and GP sites.
+
+    Args:
+      guide: the guide.
+      hyper_guide: the guide of its hyperparameters.
+      rng_key: random key.
+      params: fitted parameters.
+      call: arguments of the model to predict at.
+      sample_shape: shape of the draws.
+
+    Returns:
+      Draws by site.
+    """
+
+    def drawn(key: Array, shape: tuple[int, ...]) -> dict[str, Array]:
+        key_hyper, key_gps = jax.random.split(key)
+        hyper, _ = hyper_guide.draw(key_hyper, params, call)
+        latents = guide.latents(guide.read(call, params, hyper), params)
+        out = {k: jnp.broadcast_to(v, shape + jnp.shape(v)) for k, v in hyper.items()}
+        for k, (name, latent) in zip(
+            jax.random.split(key_gps, len(latents)), latents.items(), strict=True
+        ):
+            out[name] = _draw(joint_of(latent), k, shape)
+        return out
+
+    if hyper_guide.is_point:
+        return drawn(rng_key, sample_shape)
+    keys = jax.random.split(rng_key, math.prod(sample_shape))
+    draws = lax.map(lambda key: drawn(key, ()), keys)
+    return jax.tree.map(lambda x: x.reshape(*sample_shape, *x.shape[1:]), draws)

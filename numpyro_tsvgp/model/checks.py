@@ -1,0 +1,288 @@
+"""What a model must be for t-SVGP to fit it, found out before the first step.
+
+Every message names the site, says what is wrong, and says what to do.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import Array
+from numpyro.util import find_stack_level
+
+from numpyro_tsvgp.model.arguments import Call
+from numpyro_tsvgp.model.coupling import couplings
+from numpyro_tsvgp.model.read import (
+    GPSite,
+    Message,
+    Model,
+    Reading,
+    is_gp,
+    is_latent,
+    is_observed,
+    read,
+)
+from numpyro_tsvgp.model.structure import Structure, hyper_sites, latents_below, moves_with, unread
+
+__all__ = ["check_inducing", "inspect"]
+
+
+def inspect(model: Model, call: Call) -> tuple[Structure, Reading]:
+    """Reads a model at its data, checks that t-SVGP fits it, and returns its structure.
+
+    Args:
+      model: the NumPyro model.
+      call: its arguments, with the data.
+
+    Returns:
+      The structure of the model, and the reading it was found in.
+
+    Raises:
+      ValueError: if the model is one that sites cannot represent, saying which site and why.
+    """
+    if call.is_traced:
+        raise ValueError(
+            "The model is checked on its data before the first step, which cannot be done inside "
+            "jax.jit or jax.vmap. Call init outside of it first."
+        )
+    try:
+        reading = read(model, call, key=jax.random.key(0), first_rows=True)
+    except Exception as error:
+        error.add_note(
+            "The model was run once on its data, before the fit, with arguments "
+            f"{call.describe()}. Check that they are what it expects and that X and y "
+            f"have the same number of rows.{_not_finite(call)}"
+        )
+        raise
+    trace = reading.trace
+    _check_there_is_something_to_fit(trace)
+    observed = {name: site for name, site in trace.items() if is_observed(site)}
+    for name, site in reading.gps.items():
+        _check_gp(name, site, trace[name], observed)
+    for name, message in observed.items():
+        _check_data(name, message)
+    below = latents_below(model, reading, call)
+    ignored = unread(model, reading, call, below)
+    below -= ignored
+    latents = [name for name, site in trace.items() if is_latent(site) and name not in ignored]
+    for name in latents:
+        _check_hyperparameter(name, trace[name], observed, below=name in below)
+    _check_not_deep(model, reading, call)
+    axes, dim, proven = couplings(model, reading, call, sorted(below))
+    structure = Structure(
+        gps=tuple(reading.gps),
+        hyper=hyper_sites(reading, latents),
+        below=tuple(name for name in latents if name in below),
+        coordinates=tuple((name, tuple(int(i) for i in axes[name])) for name in reading.gps),
+        dim=dim,
+        proven=proven,
+    )
+    return structure, reading
+
+
+def _check_there_is_something_to_fit(trace: Mapping[str, Message]) -> None:
+    gps = {name: site for name, site in trace.items() if is_gp(site)}
+    if not gps:
+        raise ValueError(
+            "The model has no GP site. Write one as "
+            'f = numpyro.sample("f", numpyro_tsvgp.GP(kernel, X)).'
+        )
+    for name, site in gps.items():
+        if site["is_observed"]:
+            raise ValueError(
+                f"GP site '{name}' is observed. A GP is the latent function; observe it through a "
+                f"likelihood, as in numpyro.sample('y', dist.Normal({name}, noise), obs=y), or "
+                "use handlers.substitute where handlers.condition was used."
+            )
+    if not any(is_observed(site) for site in trace.values()):
+        raise ValueError(
+            "The model has no observed site, so there is nothing to fit. Pass the data, as in "
+            "svi.run(key, steps, X, y), and give it to the likelihood with obs=y."
+        )
+
+
+def _check_gp(name: str, site: GPSite, message: Message, observed: Mapping[str, Message]) -> None:
+    for frame in message["cond_indep_stack"]:
+        # A plate of the data's size around the GP, whose size no other plate of the data has.
+        if frame.size == site.rows > 1 and any(
+            frame.name in [f.name for f in data["cond_indep_stack"]]
+            and [f.size for f in data["cond_indep_stack"]].count(frame.size) == 1
+            for data in observed.values()
+        ):
+            raise ValueError(
+                f"GP site '{name}' stands inside the data plate '{frame.name}', which makes "
+                f"{frame.size} independent functions of {site.rows} values each. Sample the GP "
+                "outside of the plate, before `with numpyro.plate(...)`: it is one function, with "
+                "all rows of X in it."
+            )
+    scale = message["scale"]
+    if scale is not None and not np.all(np.asarray(scale) == 1):
+        raise ValueError(
+            f"GP site '{name}' has scale {np.asarray(scale)}. A scale (of handlers.scale or of a "
+            "plate that subsamples) belongs around the likelihood, not around the GP."
+        )
+    where = _first(~np.isfinite(np.asarray(site.gp.X)))
+    if where is not None:
+        raise ValueError(
+            f"The inputs X of GP site '{name}' have the value {np.asarray(site.gp.X)[where]} at "
+            f"index {_index(where)}. Remove or impute rows with missing inputs."
+        )
+
+
+def _check_hyperparameter(
+    name: str, site: Message, observed: Mapping[str, Message], *, below: bool
+) -> None:
+    support = site["fn"].support
+    if support is not None and support.is_discrete:
+        kind = type(_base(site["fn"])).__name__
+        raise ValueError(
+            f"Site '{name}' is a discrete latent variable ({kind}), which "
+            "t-SVGP cannot fit. Sum it out, for example with dist.MixtureSameFamily or a "
+            "zero-inflated distribution, or observe it."
+        )
+    if below and site["scale"] is not None and not np.all(np.asarray(site["scale"]) == 1):
+        raise ValueError(
+            f"Site '{name}' is a latent variable that depends on a GP, inside a plate that draws a "
+            "subsample or under handlers.scale. Its values belong to data points that a step does "
+            "not see. Put it into the likelihood instead, or pass all rows in each step."
+        )
+    if below:
+        return
+    data_plates = {f.name: f.size for data in observed.values() for f in data["cond_indep_stack"]}
+    largest = max(data_plates.values(), default=0)
+    for frame in site["cond_indep_stack"]:
+        if frame.name in data_plates and frame.size == largest > 1:
+            warnings.warn(
+                f"Site '{name}' is a latent variable for each of the {frame.size} points of plate "
+                f"'{frame.name}' and not a GP. It is treated as a hyperparameter: with the default "
+                "hyper_guide each point gets a point estimate (MAP). If it stands for noise, put "
+                "it into the likelihood instead.",
+                stacklevel=find_stack_level(),
+            )
+
+
+def _check_data(name: str, site: Message) -> None:
+    fn, value = site["fn"], np.asarray(site["value"])
+    mask: Any = True
+    while isinstance(fn, dist.MaskedDistribution):
+        mask = mask & np.asarray(fn._mask)
+        fn = fn.base_dist
+    if isinstance(fn, dist.Unit) or value.size == 0:
+        return
+    shape = fn.shape()
+    # One number for all points is meant, as are many for one distribution without plates; an
+    # axis of length one that would be repeated is not.
+    tail = shape[max(len(shape) - value.ndim, 0) :]
+    fits = 0 in (value.ndim, len(shape)) or value.shape == tail
+    if not fits:
+        raise ValueError(
+            f"The data of site '{name}' have shape {value.shape}, but its distribution has shape "
+            f"{shape}. " + _shape_advice(value.shape, shape)
+        )
+    value = np.broadcast_to(value, np.broadcast_shapes(value.shape, shape))
+    if fn.support is None:  # a distribution of the user's own that does not say
+        return
+    in_support = np.asarray(fn.support(jnp.asarray(value)))  # one entry for each event
+    event_axes = tuple(range(in_support.ndim, value.ndim))
+    missing = np.isnan(value).any(event_axes) if value.dtype.kind == "f" else False
+    for bad, problem in (
+        (missing, "is missing (NaN). Use obs_mask, handlers.mask or drop the rows"),
+        (~in_support, f"lies outside of the support of {type(_base(fn)).__name__}"),
+    ):
+        where = _first(np.broadcast_to(bad, in_support.shape) & mask)
+        if where is not None:
+            raise ValueError(
+                f"The data of site '{name}' at index {_index(where)}: the value {value[where]} "
+                f"{problem}."
+            )
+
+
+def _shape_advice(value: tuple[int, ...], shape: tuple[int, ...]) -> str:
+    if len(value) == len(shape) + 1 and value[-1] == 1 and value[:-1] == shape:
+        return "Drop the last axis: y[:, 0]."
+    return "Check that X and y have the same number of rows and that plates have the size of y."
+
+
+def _check_not_deep(model: Model, reading: Reading, call: Call) -> None:
+    """The prior of a GP must not depend on the values of GPs."""
+    values = {name: reading.trace[name]["value"] for name in reading.gps}
+    for name, parts in moves_with(model, reading, call, values).items():
+        if any(parts.values()):
+            raise ValueError(
+                f"The inputs, mean or kernel of GP site '{name}' depend on the value of another "
+                "GP. Deep GPs are not supported: t-SVGP needs GPs whose priors are independent."
+            )
+
+
+def check_inducing(name: str, Z: Array, site: GPSite, reading: Reading) -> None:
+    """Checks inducing inputs against the inputs of their GP.
+
+    Args:
+      name: the GP site.
+      Z: inducing inputs, as many axes as the inputs.
+      site: the GP at its data.
+      reading: the reading of the model that the GP is of.
+
+    Raises:
+      ValueError: if they cannot be what was meant.
+    """
+    X = site.gp.X
+    if Z.shape[1:] != X.shape[1:]:
+        raise ValueError(
+            f"The inducing inputs of GP site '{name}' have shape {Z.shape} but its inputs have "
+            f"shape {X.shape}: they must have the same number of columns."
+        )
+    if Z.shape[0] == 0:
+        raise ValueError(f"The inducing inputs of GP site '{name}' are empty. Pass at least one.")
+    values = np.asarray(Z)
+    where = _first(~np.isfinite(values))
+    if where is not None:
+        raise ValueError(
+            f"The inducing inputs of GP site '{name}' have the value {values[where]} at index "
+            f"{_index(where)}."
+        )
+    distinct = len(np.unique(values, axis=0))
+    if distinct < len(values):
+        raise ValueError(
+            f"The inducing inputs of GP site '{name}' have {len(values) - distinct} duplicate "
+            "rows, which make their covariance singular. inducing.greedy and inducing.subset "
+            "return distinct rows."
+        )
+    size = round(site.rows * reading.subsampling)
+    if len(values) > size:
+        raise ValueError(
+            f"GP site '{name}' has {len(values)} inducing inputs but only {size} data points. Use "
+            "fewer, or inducing=None, which needs none. (With minibatches passed as arguments, "
+            "give the plate its full size: numpyro.plate('data', N, subsample_size=len(y)).)"
+        )
+
+
+def _not_finite(call: Call) -> str:
+    """Where an argument first has NaN or infinity, for messages."""
+    for name, value in [*enumerate(call.args), *call.kwargs.items()]:
+        if isinstance(value, np.ndarray | Array) and jnp.issubdtype(value.dtype, jnp.floating):
+            where = _first(~np.isfinite(np.asarray(value)))
+            if where is not None:
+                return f" Argument {name} has the value {value[where]} at index {_index(where)}."
+    return ""
+
+
+def _base(fn: Any) -> Any:
+    while isinstance(fn, dist.ExpandedDistribution | dist.Independent):
+        fn = fn.base_dist
+    return fn
+
+
+def _first(bad: np.ndarray) -> tuple[int, ...] | None:
+    found = np.argwhere(bad)
+    return tuple(int(i) for i in found[0]) if len(found) else None
+
+
+def _index(where: tuple[int, ...]) -> int | tuple[int, ...]:
+    return where[0] if len(where) == 1 else where

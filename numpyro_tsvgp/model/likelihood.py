@@ -1,0 +1,135 @@
+"""The likelihood of a model as a function of the values of its GPs, in one sum or term by term."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax import Array
+
+from numpyro_tsvgp.model.arguments import Call
+from numpyro_tsvgp.model.read import Message, Model, Reading, is_observed, run_with
+
+__all__ = [
+    "Terms",
+    "data_sites",
+    "density",
+    "log_likelihood",
+    "log_prior",
+    "pointwise_log_prob",
+    "terms",
+]
+
+
+def density(site: Message) -> Array:
+    """The log density of a sampled site times its scale, summed."""
+    log_prob = site["fn"].log_prob(site["value"])
+    return jnp.sum(log_prob if site["scale"] is None else site["scale"] * log_prob)
+
+
+def log_likelihood(
+    model: Model, reading: Reading, call: Call, below: Collection[str] = ()
+) -> Callable[[Mapping[str, Array]], Array]:
+    r"""The log-likelihood of all data as one scalar function of the GP values.
+
+    .. math:: \ell(f) = \sum_{\text{sites}} \text{scale} \cdot \log p(y \mid f)
+
+    Each site counts with its own ``scale`` (of plates that subsample and of ``handlers.scale``)
+    exactly once; masks and ``numpyro.factor`` are honoured.
+
+    Args:
+      model: the NumPyro model.
+      reading: a reading of it, whose values are pinned.
+      call: the arguments of the model.
+      below: latent variables whose density depends on GPs. Given their values, which are pinned,
+        they are data like any other.
+
+    Returns:
+      A function of ``{site: values of shape (functions, n)}``.
+    """
+
+    def evaluate(values: Mapping[str, Array]) -> Array:
+        trace = run_with(model, call, _with(reading, values))
+        total: Any = 0.0
+        for name, site in trace.items():
+            if is_observed(site) or name in below:
+                total = total + density(site)
+        return jnp.asarray(total)
+
+    return evaluate
+
+
+def log_prior(reading: Reading, hyperparameters: Collection[str]) -> Array:
+    """The log prior density of hyperparameters at the values of a reading."""
+    total: Any = 0.0
+    for name in hyperparameters:
+        total = total + density(reading.trace[name])
+    return jnp.asarray(total)
+
+
+def _with(reading: Reading, values: Mapping[str, Array]) -> dict[str, Any]:
+    gps = {name: reading.gps[name].unflatten(value) for name, value in values.items()}
+    return {**reading.pinned, **gps}
+
+
+# ---- term by term ----------------------------------------------------------------------------
+
+
+class Terms(NamedTuple):
+    """Log densities of one observed site and their scale, as the model shapes them."""
+
+    log_prob: Array
+    scale: Any
+
+
+def data_sites(trace: Mapping[str, Message]) -> dict[str, Message]:
+    """Observed sites that hold data; those of ``numpyro.factor`` hold none."""
+    return {
+        name: site
+        for name, site in trace.items()
+        if is_observed(site) and not isinstance(_base(site["fn"]), dist.Unit)
+    }
+
+
+def _base(fn: Any) -> Any:
+    while isinstance(fn, dist.MaskedDistribution | dist.ExpandedDistribution):
+        fn = fn.base_dist
+    return fn
+
+
+def pointwise_log_prob(site: Message) -> Array:
+    """Log density of each data point of an observed site, without its scale.
+
+    Where ``to_event`` made one event of all data, it is taken apart again.
+    """
+    fn = site["fn"]
+    if isinstance(fn, dist.Independent) and not fn.batch_shape:
+        fn = fn.base_dist
+    return fn.log_prob(site["value"])
+
+
+def terms(
+    model: Model, reading: Reading, call: Call
+) -> Callable[[Mapping[str, Array]], dict[str, Terms]]:
+    """The log-likelihood of each data point as a function of the GP values.
+
+    Args:
+      model: the NumPyro model.
+      reading: a reading of it, whose values are pinned.
+      call: the arguments of the model.
+
+    Returns:
+      A function of ``{site: values of shape (functions, n)}`` that gives the terms of each observed
+      site that holds data.
+    """
+
+    def evaluate(values: Mapping[str, Array]) -> dict[str, Terms]:
+        trace = run_with(model, call, _with(reading, values))
+        return {
+            name: Terms(pointwise_log_prob(site), 1.0 if site["scale"] is None else site["scale"])
+            for name, site in data_sites(trace).items()
+        }
+
+    return evaluate
