@@ -1,8 +1,12 @@
 """Set-up shared by the suite: precision, BLAS threads, plotting backend, data.
 
 The suite runs in float64. With ``TSVGP_TEST_FLOAT32=1`` JAX stays in float32, and only tests
-marked ``float32`` run; the others are skipped. With ``TSVGP_TEST_ONCE=0`` those marked ``once``
-are skipped, which saves half of the time where the suite runs with several versions of Python.
+marked ``float32`` run; the others are skipped.
+
+There are two tiers. Every capability is in the fast one. Tests marked ``slow`` (long fits, samplers,
+killed processes, published numbers, further cases of the same) are skipped unless the option
+``--slow`` is given or ``TSVGP_TEST_SLOW=1`` is set. With ``TSVGP_TEST_ONCE=0`` those of them marked
+``once`` are skipped, which saves time where the suite runs with several versions of Python.
 
 To reuse compiled programs between runs set ``JAX_COMPILATION_CACHE_DIR`` (JAX's own variable).
 The suite does not do so by itself: a cached CPU program is tied to the machine it was made on.
@@ -28,20 +32,30 @@ FLOAT32 = os.environ.get("TSVGP_TEST_FLOAT32", "") not in ("", "0")
 jax.config.update("jax_enable_x64", not FLOAT32)
 # Slow tests that depend least on versions need not run with each of them.
 ONCE = os.environ.get("TSVGP_TEST_ONCE", "") != "0"
+SLOW = os.environ.get("TSVGP_TEST_SLOW", "") not in ("", "0")
 
 DATA = Path(__file__).parent / "data"
 
 
-def pytest_report_header() -> str:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", default=SLOW, help="run slow tests, too")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
     precision = "float32" if FLOAT32 else "float64"
-    return f"jax {jax.__version__}, {jax.default_backend()}, {precision}"
+    tiers = "both tiers" if config.getoption("slow") else "fast tier"
+    return f"jax {jax.__version__}, {jax.default_backend()}, {precision}, {tiers}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    slow = config.getoption("slow")
+    too_slow = pytest.mark.skip(reason="slow (--slow or TSVGP_TEST_SLOW=1 runs it)")
     need64 = pytest.mark.skip(reason="needs float64 (TSVGP_TEST_FLOAT32 is set)")
     need32 = pytest.mark.skip(reason="float32 session only (set TSVGP_TEST_FLOAT32=1)")
     elsewhere = pytest.mark.skip(reason="TSVGP_TEST_ONCE=0: runs with another Python")
     for item in items:
+        if not slow and item.get_closest_marker("slow") is not None:
+            item.add_marker(too_slow)
         if not ONCE and item.get_closest_marker("once") is not None:
             item.add_marker(elsewhere)
         marker = item.get_closest_marker("float32")

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from jax import Array, lax
-from numpyro import handlers
-from numpyro.infer.util import log_density
 
-from numpyro_tsvgp import arviz_versions
-from numpyro_tsvgp.bound import collapsed_model
-from numpyro_tsvgp.guide import AutoDualGaussian, Params
-from numpyro_tsvgp.importance import log_weights
-from numpyro_tsvgp.linalg import blas_threads
-from numpyro_tsvgp.naming import shape_of
-from numpyro_tsvgp.pointwise import data_sites, whole
-from numpyro_tsvgp.simulation import draw, prior_hyperparameters, standard_normals
-from numpyro_tsvgp.svi import TSVGP
+from numpyro_tsvgp.diagnostics import compat
+from numpyro_tsvgp.diagnostics.draws import draw, prior_hyperparameters
+from numpyro_tsvgp.diagnostics.labels import shape_of
+from numpyro_tsvgp.gaussian.linalg import blas_threads
+from numpyro_tsvgp.infer.collapse import evidence_of
+from numpyro_tsvgp.infer.driver import Driver
+from numpyro_tsvgp.infer.fit import Fit
+from numpyro_tsvgp.infer.hyper import Params
+from numpyro_tsvgp.infer.importance import log_weights, standard_normals
+from numpyro_tsvgp.model.likelihood import data_sites, log_prior
 
 __all__ = ["Khat", "psis_khat", "sbc"]
+
+
+# Sites are made anew at each draw of the hyperparameters: with those of the fit, a guide whose
+# sites pin the hyperparameters would vouch for itself.
+_KHAT_REFRESH = 3
 
 
 class Khat(NamedTuple):
@@ -61,11 +64,9 @@ def _verdict(k: float) -> str:
 @blas_threads()
 def psis_khat(
     rng_key: Array,
-    guide: AutoDualGaussian,
-    params: Params,
-    *args: Any,
+    fit: Fit,
+    *,
     num_samples: int = 1000,
-    **kwargs: Any,
 ) -> Khat:
     r"""The Pareto k of importance weights between the guide and the model's joint density.
 
@@ -83,11 +84,8 @@ def psis_khat(
 
     Args:
       rng_key: random key.
-      guide: the fitted guide.
-      params: fitted parameters.
-      *args: arguments of the model, with the data. The covariance of f at all rows is factorised.
+      fit: the fit, with its data. The covariance of f at all rows is factorised.
       num_samples: number of draws.
-      **kwargs: keyword arguments of the model.
 
     Returns:
       The Pareto k, whole and for the hyperparameters.
@@ -104,70 +102,53 @@ def psis_khat(
       >>> guide = AutoDualGaussian(model, inducing=X[::2])
       >>> svi = TSVGP(model, guide, None)
       >>> result = svi.run(jax.random.key(0), 20, X, y, progress_bar=False)
-      >>> psis_khat(jax.random.key(1), guide, result.params, X, y).joint < 0.7
+      >>> psis_khat(jax.random.key(1), result.fit).joint < 0.7
       True
 
     References:
       Y. Yao, A. Vehtari, D. Simpson, A. Gelman, *Yes, but did it work? Evaluating variational
       inference*, ICML 2018.
     """
-    guide = whole(guide, args, kwargs)
-    variational = not guide.has_point_hyperparameters
-    hyper = {} if guide.hyper_guide is None else dict(guide.hyper_guide.median(params))
-    gps = guide.read(params, args, kwargs, hyper).gps
-
-    prior_model = partial(guide._prior_of_hyperparameters, guide.structure)
-    collapsed = collapsed_model(guide)
-
-    def one(inputs: tuple[Any, Array, Params]) -> tuple[Array, Array]:
-        (params, args, kwargs), key, noise = inputs
-        hyper, log_q = _draw_hyperparameters(guide, params, args, kwargs, key)
-        values = {**params, **hyper}
-        log_p, _ = log_density(handlers.seed(prior_model, 0), args, kwargs, values)
-        log_evidence, _ = log_density(handlers.seed(collapsed, 0), args, kwargs, values)
-        alone = jax.tree.map(lambda x: x[None], noise)
-        (weight,) = log_weights(guide, params, hyper, args, kwargs, alone)
-        return weight + log_p - log_q, log_evidence - log_q
-
-    @jax.jit
-    def run(given: Any, hyper: Params, keys: Array, noise: Params) -> tuple[Array, Array]:
-        if variational:
-            return lax.map(lambda x: one((given, *x)), (keys, noise))
-        params, args, kwargs = given
-        return log_weights(guide, params, hyper, args, kwargs, noise), jnp.zeros(())
-
+    fit = fit.of_all_data()
     key_noise, key_hyper = jax.random.split(rng_key)
-    noise = standard_normals(key_noise, num_samples, guide, params, gps)
-    keys = jax.random.split(key_hyper, num_samples)
-    whole_weights, hyper_weights = run((dict(params), args, dict(kwargs)), hyper, keys, noise)
+    latents = fit.guide.latents(fit.read(), fit.params)
+    noise = standard_normals(key_noise, num_samples, latents)
+    variational = not fit.hyper_guide.is_point
+    if variational:
+        keys = jax.random.split(key_hyper, num_samples)
+        joint, alone = _weights_of_both(fit, keys, noise)
+    else:
+        joint = _weights(fit, noise)
     return Khat(
-        arviz_versions.pareto_k(np.asarray(whole_weights)),
-        arviz_versions.pareto_k(np.asarray(hyper_weights)) if variational else None,
-        np.asarray(whole_weights),
+        compat.pareto_k(np.asarray(joint)),
+        compat.pareto_k(np.asarray(alone)) if variational else None,
+        np.asarray(joint),
     )
 
 
-def _draw_hyperparameters(
-    guide: AutoDualGaussian,
-    params: Params,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    key: Array,
-) -> tuple[dict[str, Array], Array]:
-    """One draw of variational hyperparameters and its log density under their guide."""
-    with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=key):
-        handlers.substitute(guide.hyper_guide, data=dict(params))(*args, **kwargs)
-    total = jnp.zeros(())
-    for site in trace.values():
-        if site["type"] == "sample":  # with those of the autoguide itself
-            scale = 1.0 if site["scale"] is None else site["scale"]
-            total = total + jnp.sum(scale * site["fn"].log_prob(site["value"]))
-    return {name: trace[name]["value"] for name in guide.structure.hyperparameters}, total
+@jax.jit
+def _weights(fit: Fit, noise: Params) -> Array:
+    """Log weights of draws of the GPs, hyperparameters being points."""
+    return log_weights(fit, fit.hyper, noise)
+
+
+@jax.jit
+def _weights_of_both(fit: Fit, keys: Array, noise: Params) -> tuple[Array, Array]:
+    """Log weights of draws of everything, and of the hyperparameters with GPs integrated out."""
+
+    def one(inputs: tuple[Array, Params]) -> tuple[Array, Array]:
+        key, noise = inputs
+        hyper, log_q = fit.hyper_guide.draw(key, fit.params, fit.data)
+        prior = log_prior(fit.read(hyper=hyper), fit.structure.above)
+        (weight,) = log_weights(fit, hyper, jax.tree.map(lambda x: x[None], noise))
+        return weight + prior - log_q, evidence_of(fit, hyper, _KHAT_REFRESH) + prior - log_q
+
+    return lax.map(one, (keys, noise))
 
 
 def sbc(
     rng_key: Array,
-    svi: TSVGP,
+    svi: Driver,
     *args: Any,
     num_simulations: int = 100,
     num_steps: int = 100,
@@ -224,25 +205,22 @@ def sbc(
     """
     key_init, key_prior, key_truth, key_fit, key_ties = jax.random.split(rng_key, 5)
     start = svi.init(key_init, *args, **kwargs)
-    params = svi.get_params(start)
-    guide = whole(svi.guide, args, kwargs)
+    fit = svi.fit(start, *args, **kwargs).of_all_data()
     truth = draw(
-        guide,
-        params,
-        args,
-        kwargs,
+        fit,
+        fit.data,
         key=key_truth,
         num=num_simulations,
-        hyper=prior_hyperparameters(guide, params, args, kwargs, key_prior, num_simulations),
+        hyper=prior_hyperparameters(fit, key_prior, num_simulations),
         joint=True,
         kept={},
         of_prior=True,
         predictive=True,
     )
-    shape = shape_of(guide, params, args, kwargs, None)
+    shape = shape_of(fit, fit.data)
     data = {name: truth.predictive[name] for name in data_sites(shape.trace)}
     latents = dict(truth.gps)
-    if not guide.has_point_hyperparameters:
+    if not fit.hyper_guide.is_point:
         latents |= truth.hyper
     inject = _by_name(svi.model, list(data)) if to_args is None else to_args
 
@@ -253,7 +231,7 @@ def sbc(
         fit_args, fit_kwargs = inject(data, *args, **kwargs)
         state, _ = lax.scan(
             lambda state, _: svi.update(state, *fit_args, **fit_kwargs),
-            start._replace(rng_key=key_steps),
+            dataclasses.replace(start, rng_key=key_steps),
             length=num_steps,
         )
         draws = svi.guide.sample_posterior(
@@ -265,7 +243,7 @@ def sbc(
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key_ties)).ravel().tolist())
     pit = {k: (v + rng.uniform(size=v.shape)) / (num_samples + 1) for k, v in ranks.items()}
     group: xr.Dataset = shape.named(1)(pit)
-    return arviz_versions.build({"prior_sbc": group})
+    return compat.build({"prior_sbc": group})
 
 
 def _by_name(model: Callable[..., Any], observed: list[str]) -> Callable[..., Any]:

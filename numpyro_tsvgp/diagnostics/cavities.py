@@ -16,7 +16,6 @@ the point caused the mean is still right, the variance is not. :func:`refine` mo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -25,33 +24,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from numpyro_tsvgp import posterior, sites
-from numpyro_tsvgp.expectations import Marginals, Rule, choose_rule, site_gradients
-from numpyro_tsvgp.extract import GPSite, Reading, log_likelihood
-from numpyro_tsvgp.features import Features, sum_linear, sum_quadratic
-from numpyro_tsvgp.guide import AutoDualGaussian, Params
-from numpyro_tsvgp.pointwise import Layout, Terms, find_layout, terms, whole
-from numpyro_tsvgp.posterior import Fitted
+from numpyro_tsvgp.gaussian.quadrature import Marginals, SiteGradients, site_gradients
+from numpyro_tsvgp.gaussian.whitened import PointSites
+from numpyro_tsvgp.infer.density import scene_at
+from numpyro_tsvgp.infer.fit import Fit
+from numpyro_tsvgp.infer.hyper import Params
+from numpyro_tsvgp.model.layout import Layout, find_layout
+from numpyro_tsvgp.model.likelihood import Terms, terms
+from numpyro_tsvgp.model.read import Reading
 
-__all__ = [
-    "AtData",
-    "Frame",
-    "Given",
-    "Without",
-    "at_data",
-    "frame",
-    "log_densities",
-    "marginals_at_data",
-    "refine",
-]
+__all__ = ["AtPoints", "Frame", "Without", "at_points", "log_densities", "refine"]
 
 Evaluate = Callable[[Mapping[str, Array]], dict[str, Terms]]
 
-# Numbers held at once when features are made at many rows: latents * m * rows.
-_CHUNK_ELEMENTS = 2**22
 
-
-class AtData(NamedTuple):
+class AtPoints(NamedTuple):
     """One GP at the data: marginals, the part of the variance that sites move, and the sites.
 
     Each of shape ``(latents, n)``. ``mean`` holds the prior mean too.
@@ -92,160 +79,101 @@ class Without(NamedTuple):
     variance: Array
 
 
-class Given(NamedTuple):
-    """Everything that has values: parameters, arguments, and the sampled hyperparameters."""
+class Frame(NamedTuple):
+    """A fit on all of its data, at one value of the hyperparameters.
 
-    params: Params
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    Attributes:
+      fit: the fit.
+      layout: where the terms of each data point are.
+      hyper: values of the sampled hyperparameters.
+    """
+
+    fit: Fit
+    layout: Layout
     hyper: Params
 
+    @staticmethod
+    def of(fit: Fit, hyper: Params) -> Frame:
+        """Reads a model once for the layout of its data."""
+        reading = fit.read(hyper=hyper)
+        return Frame(fit, find_layout(fit.model, fit.structure, reading, fit.data), hyper)
 
-class Frame(NamedTuple):
-    """What stays the same for all hyperparameters."""
+    def read(self) -> tuple[Reading, Evaluate]:
+        """The model, and the terms of its likelihood."""
+        reading = self.fit.read(hyper=self.hyper)
+        return reading, terms(self.fit.model, reading, self.fit.data)
 
-    guide: AutoDualGaussian
-    layout: Layout
-    nodes: Array
-    weights: Array
-    clip: bool
-
-    def read(self, given: Given) -> tuple[Reading, Evaluate]:
-        """The model at given values, and the terms of its likelihood there."""
-        reading = self.guide.read(given.params, given.args, given.kwargs, given.hyper)
-        return reading, terms(self.guide.model, reading, given.args, given.kwargs)
-
-    def gradients(self, likelihood: Any, marginals: Mapping[str, Marginals]) -> dict[str, Any]:
-        """Alpha and beta of a likelihood, as the E-steps of the fit take them."""
-        axes = self.guide.structure.axes
-        _, found = site_gradients(likelihood, marginals, axes, self.nodes, self.weights)
-        if self.clip:
-            found = {k: g._replace(beta=jnp.maximum(g.beta, 0.0)) for k, g in found.items()}
-        return found
+    def gradients(
+        self, likelihood: Any, marginals: Mapping[str, Marginals]
+    ) -> dict[str, SiteGradients]:
+        """Alpha and beta of a likelihood, as the sites of the fit hold them."""
+        _, found = site_gradients(likelihood, marginals, self.fit.nodes())
+        return {name: self.fit.rule.curvature(gradients) for name, gradients in found.items()}
 
 
-def frame(
-    guide: AutoDualGaussian,
-    params: Params,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    quadrature: Rule | None,
-    curvature: str,
-) -> Frame:
-    """Reads a model once: the layout of its data and the quadrature of its sites."""
-    if curvature not in ("clip", "riemannian"):
-        raise ValueError(f'curvature must be "clip" or "riemannian", got {curvature!r}.')
-    guide = whole(guide, args, kwargs)
-    layout = find_layout(guide, guide.read(params, args, kwargs), args, kwargs)
-    dim = guide.structure.dim
-    rule = choose_rule(dim) if quadrature is None else quadrature
-    nodes, weights = rule.nodes(jax.random.key(0), dim)
-    return Frame(guide, layout, nodes, weights, curvature == "clip")
-
-
-def marginals_at_data(site: GPSite, fitted: Fitted) -> tuple[Marginals, Array, sites.Posterior]:
-    """Posterior marginals of one GP at the data, in chunks of rows.
-
-    Args:
-      site: the GP at the training inputs.
-      fitted: its fitted parameters.
-
-    Returns:
-      The marginals, the part of their variance that sites move, and the whitened posterior.
-    """
-    prior = posterior.prior(site, fitted)
-    q = posterior.inducing_values(site, fitted, prior)
-
-    def at(at_data: Features) -> tuple[Array, Array, Array]:
-        mean, variance = sites.marginals(q, at_data)
-        return mean, variance, jnp.minimum(sites.explained_variance(q, at_data), variance)
-
-    X, n = site.gp.X, site.rows
-    chunk = max(_CHUNK_ELEMENTS // math.prod(q.mean.shape), 256)
-    if fitted.is_full or n <= chunk:
-        parts = at(posterior.training_features(site, fitted, prior, X))
-    else:
-        pad = -n % chunk
-        padded = jnp.concatenate([X, jnp.broadcast_to(X[:1], (pad, *X.shape[1:]))])
-        chunks = lax.map(
-            lambda x: at(posterior.training_features(site, fitted, prior, x)),
-            padded.reshape(-1, chunk, *X.shape[1:]),
-        )
-        mean, variance, explained = (
-            jnp.moveaxis(v, 0, 1).reshape(-1, n + pad)[:, :n] for v in chunks
-        )
-        parts = mean, variance, explained
-    return Marginals(parts[0] + site.loc, parts[1]), parts[2], q
-
-
-def at_data(frame: Frame, given: Given) -> dict[str, AtData]:
-    """Every GP at the data, at one value of the hyperparameters.
+def at_points(frame: Frame) -> dict[str, AtPoints]:
+    """Every GP at the data, with the sites of each point.
 
     The sites are those of the data alone; what ``numpyro.factor`` says is not left out.
 
     Args:
-      frame: from :func:`frame`.
-      given: the values to look at.
+      frame: the fit at one value of the hyperparameters.
 
     Returns:
       Marginals and sites by GP.
     """
-    reading, evaluate = frame.read(given)
+    fit = frame.fit
+    reading, evaluate = frame.read()
 
     def likelihood(values: Mapping[str, Array]) -> Array:
         parts = [jnp.sum(t.scale * t.log_prob) for t in evaluate(values).values()]
         return jnp.stack(parts).sum()
 
-    found = {
-        name: marginals_at_data(gp, frame.guide.unpack(name, given.params))
-        for name, gp in reading.gps.items()
-    }
-    gradients = frame.gradients(likelihood, {name: q for name, (q, _, _) in found.items()})
-    return {
-        name: AtData(*q, explained, *gradients[name]) for name, (q, explained, _) in found.items()
-    }
+    found = {}
+    for name, (process, approximation) in fit.guide.latents(reading, fit.params).items():
+        local = approximation.marginals_at_data(process)
+        found[name] = local._replace(mean=local.mean + process.loc)
+    gradients = frame.gradients(
+        likelihood, {name: Marginals(q.mean, q.variance) for name, q in found.items()}
+    )
+    return {name: AtPoints(*q, *gradients[name]) for name, q in found.items()}
 
 
-def refine(
-    frame: Frame, given: Given, data: Mapping[str, AtData], steps: int
-) -> dict[str, Without]:
+def refine(frame: Frame, data: Mapping[str, AtPoints], steps: int) -> dict[str, Without]:
     """Moves the sites of all other points to where they belong without each point.
 
     Every point costs as much as ``steps`` E-steps on all data, so this is for small data.
 
     Args:
-      frame: from :func:`frame`.
-      given: the values to look at.
-      data: from :func:`at_data`.
+      frame: the fit at one value of the hyperparameters.
+      data: from :func:`at_points`.
       steps: number of E-steps, at rate one.
 
     Returns:
       Marginals without each point, by GP. Where the steps did not stay finite, those of the
       cavity.
     """
-    guide, layout = frame.guide, frame.layout
-    reading, evaluate = frame.read(given)
-    everything = log_likelihood(guide.model, reading, given.args, given.kwargs)
-    features, whitened, loc = {}, {}, {}
-    for name, site in reading.gps.items():
-        fitted = guide.unpack(name, given.params)
-        prior = posterior.prior(site, fitted)
-        features[name] = posterior.training_features(site, fitted, prior, site.gp.X)
-        whitened[name] = posterior.whitened(site, fitted, prior)
-        loc[name] = jnp.broadcast_to(site.loc, (site.latents, site.rows))
+    fit, layout = frame.fit, frame.layout
+    _, evaluate = frame.read()
+    scene = scene_at(
+        fit.guide,
+        fit.structure,
+        fit.data,
+        fit.params,
+        frame.hyper,
+        fit.nodes(),
+        key=jax.random.key(0),
+    )
+    everything, loc = scene.likelihood, {name: at.process.loc for name, at in scene.at.items()}
 
-    def sums(name: str, linear: Array, quadratic: Array) -> sites.Whitened:
-        w = features[name].w
-        return sites.Whitened(sum_linear(w, linear), sum_quadratic(w, quadratic))
-
-    def marginals(current: Mapping[str, sites.Whitened]) -> dict[str, Marginals]:
+    def marginals(carries: Mapping[str, Any]) -> dict[str, Marginals]:
         out = {}
-        for name, value in current.items():
-            mean, variance = sites.marginals(sites.posterior(value), features[name])
-            out[name] = Marginals(mean + loc[name], variance)
+        for name, at in scene.at.items():
+            local = at.local(at.posterior(carries[name]))
+            out[name] = Marginals(local.mean + loc[name], local.variance)
         return out
 
-    def at(i: Array) -> dict[str, Marginals]:
+    def without(i: Array) -> dict[str, Marginals]:
         here = jnp.arange(layout.rows) == i
 
         def likelihood(values: Mapping[str, Array]) -> Array:
@@ -255,23 +183,23 @@ def refine(
             ]
             return everything(values) - jnp.stack(left_out).sum()
 
-        def step(_: Any, current: dict[str, sites.Whitened]) -> dict[str, sites.Whitened]:
-            q = marginals(current)
-            gradients = frame.gradients(likelihood, q)
-            return {
-                name: sums(name, g.alpha + g.beta * (q[name].mean - loc[name]), g.beta)
-                for name, g in gradients.items()
-            }
+        def step(_: Any, carries: dict[str, Any]) -> dict[str, Any]:
+            q = marginals(carries)
+            new = {}
+            for name, (alpha, beta) in frame.gradients(likelihood, q).items():
+                sites = PointSites(alpha + beta * (q[name].mean - loc[name]), beta)
+                new[name] = carries[name].blend(sites, scene.at[name].features, 1.0)
+            return new
 
         start = {}
         for name, d in data.items():
             linear = jnp.where(here, d.alpha + d.beta * (d.mean - loc[name]), 0.0)
-            own = sums(name, linear, jnp.where(here, d.beta, 0.0))
-            start[name] = jax.tree.map(jnp.subtract, whitened[name], own)
+            own = PointSites(-linear, -jnp.where(here, d.beta, 0.0))
+            start[name] = scene.at[name].start().add(own, scene.at[name].features)
         q = marginals(lax.fori_loop(0, steps, step, start))
         return jax.tree.map(lambda x: x[:, i], q)
 
-    found = lax.map(at, jnp.arange(layout.rows))
+    found = lax.map(without, jnp.arange(layout.rows))
     ok = jnp.stack([jnp.isfinite(q.mean + q.variance).all(-1) for q in found.values()]).all(0)
 
     def or_cavity(refined: Array, cavity: Array) -> Array:
@@ -282,8 +210,9 @@ def refine(
 
 def _nodes_for_densities(frame: Frame) -> tuple[Array, Array]:
     """Nodes for integrals of a density, which may be narrow where its logarithm is smooth."""
-    if frame.guide.structure.dim > 1:
-        return frame.nodes, frame.weights
+    if frame.fit.structure.dim > 1:
+        _, points, weights = frame.fit.nodes()
+        return points, weights
     # The trapezoidal rule, which for a Gaussian times a smooth function converges as fast as
     # Gauss-Hermite and does not thin out where a narrow likelihood may stand.
     z = np.linspace(-8.0, 8.0, 161)
@@ -293,8 +222,7 @@ def _nodes_for_densities(frame: Frame) -> tuple[Array, Array]:
 
 def log_densities(
     frame: Frame,
-    given: Given,
-    data: Mapping[str, AtData],
+    data: Mapping[str, AtPoints],
     without: Mapping[str, Without],
 ) -> tuple[Array, Array]:
     """Log predictive density of each row without the row, and under the posterior itself.
@@ -304,16 +232,15 @@ def log_densities(
     for a Gaussian likelihood is a constant and integrated exactly.
 
     Args:
-      frame: from :func:`frame`.
-      given: the values to look at.
-      data: from :func:`at_data`.
+      frame: the fit at one value of the hyperparameters.
+      data: from :func:`at_points`.
       without: marginals with each point left out.
 
     Returns:
       Two arrays of shape ``(n,)``.
     """
-    axes, layout = frame.guide.structure.axes, frame.layout
-    _, evaluate = frame.read(given)
+    axes, layout = frame.fit.structure.axes, frame.layout
+    _, evaluate = frame.read()
 
     def visit(carry: Array, inputs: tuple[Array, Array]) -> tuple[Array, None]:
         node, log_weight = inputs

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import xarray as xr
 
-from numpyro_tsvgp import extract
-from numpyro_tsvgp.extract import Message
-from numpyro_tsvgp.guide import AutoDualGaussian, Params
-from numpyro_tsvgp.pointwise import row_dim
+from numpyro_tsvgp.infer.fit import Fit
+from numpyro_tsvgp.model.arguments import Call
+from numpyro_tsvgp.model.layout import row_dim
+from numpyro_tsvgp.model.read import GPSite, Message
 
 __all__ = ["Shape", "shape_of"]
 
@@ -20,11 +20,10 @@ class Shape(NamedTuple):
     """What a model looks like at some arguments."""
 
     trace: Mapping[str, Message]
-    gps: Mapping[str, extract.GPSite]
+    gps: Mapping[str, GPSite]
     row_dims: Mapping[str, str]  # of each GP, the name of its axis
     kept: Mapping[str, tuple[int, np.ndarray]]  # by site, the axis of its rows and those to keep
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    call: Call
     keep: Mapping[str, np.ndarray]  # by name of an axis, the rows to keep
 
     def dims(self, name: str, shape: tuple[int, ...], event_dim: int | None = None) -> list[str]:
@@ -114,18 +113,21 @@ class Shape(NamedTuple):
         return xr.Dataset(variables, self._coords(sizes))
 
 
-def shape_of(
-    guide: AutoDualGaussian,
-    params: Params,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    rows: Any,
-) -> Shape:
-    hyper = {} if guide.hyper_guide is None else dict(guide.hyper_guide.median(params))
-    reading = guide.read(params, args, kwargs, hyper)
+def shape_of(fit: Fit, call: Call, rows: Any = None) -> Shape:
+    """What the model of a fit looks like at some arguments.
+
+    Args:
+      fit: the fit.
+      call: arguments of the model.
+      rows: which rows of GP sites to keep: indices, a slice or a mask; None for all.
+
+    Returns:
+      Names and coordinates of the axes of every site.
+    """
+    reading = fit.read(call)
     trace, gps = reading.trace, reading.gps
     row_dims = {name: row_dim(trace, name, site.rows) for name, site in gps.items()}
-    shape = Shape(trace, gps, row_dims, {}, args, kwargs, {})
+    shape = Shape(trace, gps, row_dims, {}, call, {})
     if rows is None:
         return shape
     keep = {row_dims[name]: np.arange(site.rows)[rows] for name, site in gps.items()}

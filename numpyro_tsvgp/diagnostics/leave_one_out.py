@@ -13,29 +13,24 @@ import xarray as xr
 from jax import Array, lax
 from numpyro.util import find_stack_level
 
-from numpyro_tsvgp import arviz_versions, cavities, posterior
-from numpyro_tsvgp.bound import refresh_sites
-from numpyro_tsvgp.cavities import AtData, Frame, Given
-from numpyro_tsvgp.expectations import Rule
-from numpyro_tsvgp.guide import AutoDualGaussian, Params
-from numpyro_tsvgp.hyperposterior import collapsed_of, hyperparameters_among
-from numpyro_tsvgp.linalg import blas_threads
+from numpyro_tsvgp.diagnostics import cavities, compat
+from numpyro_tsvgp.diagnostics.cavities import AtPoints, Frame
+from numpyro_tsvgp.gaussian.linalg import blas_threads
+from numpyro_tsvgp.infer.collapse import Collapsed, collapsed_of
+from numpyro_tsvgp.infer.fit import Fit
+from numpyro_tsvgp.infer.hyper import Params
 
 __all__ = ["influence", "loo"]
 
 
 @blas_threads()
 def loo(
-    guide: AutoDualGaussian,
-    params: Params,
-    *args: Any,
+    fit: Fit,
+    *,
     mcmc: Any = None,
     num_hyper: int = 100,
     refine: int = 0,
-    quadrature: Rule | None = None,
-    curvature: str = "clip",
     threshold: float = 0.7,
-    **kwargs: Any,
 ) -> Any:
     r"""Leave-one-out predictive densities from the site cavities: no refit and no sampling.
 
@@ -56,20 +51,15 @@ def loo(
     importance sampling, and the result has a Pareto k for each point.
 
     Args:
-      guide: the fitted guide.
-      params: fitted parameters.
-      *args: arguments of the model, with the training data, all of it.
-      mcmc: an ``MCMC`` that was run on ``NUTS(collapse(model, guide, params))``, whose
+      fit: the fit, with its training data, all of it.
+      mcmc: an ``MCMC`` that was run on ``NUTS(collapse(fit))``, whose
         hyperparameters are then used.
       num_hyper: the largest number of hyperparameter draws, where there are draws.
       refine: number of E-steps taken without each point, from its cavity. Two or three are
         close to a refit when the likelihood is log-concave. All points together cost n times
         as much as these E-steps, so this is for small data.
-      quadrature: quadrature rule, or None for the default.
-      curvature: what was given to :class:`~numpyro_tsvgp.TSVGP`.
       threshold: leverages :math:`\beta_i s_i` above this are reported. Near one, what is left
         without the point is mostly extrapolation.
-      **kwargs: keyword arguments of the model.
 
     Returns:
       An ArviZ ELPD object as of ``az.loo(..., pointwise=True)``, for ``az.compare``. In addition
@@ -88,7 +78,7 @@ def loo(
       >>> guide = AutoDualGaussian(model, inducing=X[::3])
       >>> svi = TSVGP(model, guide, None, site_lr=1.0)  # exact in one step
       >>> result = svi.run(jax.random.key(0), 1, X, jnp.sin(6.0 * X), progress_bar=False)
-      >>> elpd = loo(guide, result.params, X, jnp.sin(6.0 * X))
+      >>> elpd = loo(result.fit)
       >>> int(elpd["n_data_points"]), bool(elpd["warning"])
       (20, False)
 
@@ -99,38 +89,35 @@ def loo(
       A. Vehtari, T. Mononen, V. Tolvanen, T. Sivula, O. Winther, *Bayesian leave-one-out
       cross-validation approximations for Gaussian latent variable models*, JMLR 2016.
     """
-    frame = cavities.frame(guide, params, args, kwargs, quadrature, curvature)
+    _check_fit("loo", fit)
+    fit = fit.of_all_data()
+    collapsed = None if mcmc is None else collapsed_of(mcmc)
+    draws = _hyper_draws(fit, collapsed, mcmc, num_hyper)
+    refresh = None if collapsed is None else collapsed.refresh
+    layout = Frame.of(fit, fit.hyper).layout
 
-    def at(given: Given) -> tuple[Array, Array, Array]:
-        data = cavities.at_data(frame, given)
+    def at(fit: Fit, hyper: Params) -> tuple[Array, Array, Array]:
+        frame = Frame(fit, layout, hyper)
+        data = cavities.at_points(frame)
         without = {name: d.without for name, d in data.items()}
         if refine:
-            without = cavities.refine(frame, given, data, refine)
+            without = cavities.refine(frame, data, refine)
         leverage = jnp.concatenate([d.leverage for d in data.values()]).max(0)
-        return *cavities.log_densities(frame, given, data, without), leverage
+        return *cavities.log_densities(frame, data, without), leverage
 
     @jax.jit
-    def at_each(given: Given) -> tuple[Array, Array, Array]:
+    def at_each(fit: Fit, draws: Params) -> tuple[Array, Array, Array]:
         def one(hyper: Params) -> tuple[Array, Array, Array]:
-            params, args, kwargs, _ = given
-            fresh = refresh_sites(
-                frame.guide, params, hyper, args, kwargs, steps=refresh, rule=quadrature
-            )
-            return at(given._replace(params=fresh, hyper=hyper))
+            here = fit if refresh is None else fit.refreshed(hyper, refresh)
+            return at(here, hyper)
 
-        return lax.map(one, given.hyper)
+        return lax.map(one, draws)
 
-    collapsed = collapsed_of(mcmc)
-    refresh = 0 if collapsed is None else collapsed.refresh
-
-    draws = _hyper_draws(frame.guide, params, args, kwargs, mcmc, num_hyper)
     if draws is None:
-        hyper = frame.guide.sample_hyperparameters(jax.random.key(0), params, args, kwargs)
-        without, density, leverage = jax.jit(at)(Given(params, args, kwargs, hyper))
+        without, density, leverage = jax.jit(at)(fit, fit.hyper)
     else:
-        without, density, leverage = at_each(Given(params, args, kwargs, draws))
+        without, density, leverage = at_each(fit, draws)
         leverage = leverage.mean(0)
-    layout = frame.layout
     rows = np.flatnonzero(layout.observed)
     coords = {layout.dim: rows}
 
@@ -152,41 +139,34 @@ def loo(
     if draws is not None:
         log_predictive = named(without[None], "chain", "draw")
         within = named(density[None], "chain", "draw")
-        return arviz_versions.psis_loo(log_predictive, within, warning=warning, extra=extra)
+        return compat.psis_loo(log_predictive, within, warning=warning, extra=extra)
     p = float(named(density).sum() - named(without).sum())
-    return arviz_versions.elpd(named(without), p, samples=1, warning=warning, extra=extra)
+    return compat.elpd(named(without), p, samples=1, warning=warning, extra=extra)
+
+
+def _check_fit(what: str, fit: Any) -> None:
+    if not isinstance(fit, Fit):
+        raise TypeError(f"{what} takes a fit, as in {what}(result.fit), got {type(fit).__name__}.")
 
 
 def _hyper_draws(
-    guide: AutoDualGaussian,
-    params: Params,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    mcmc: Any,
-    num: int,
+    fit: Fit, collapsed: Collapsed | None, mcmc: Any, num: int
 ) -> dict[str, Array] | None:
     """Draws of the hyperparameters, evenly spaced ones of an MCMC; None if they are points."""
-    if mcmc is not None:
-        samples = hyperparameters_among(guide, mcmc.get_samples())
+    if collapsed is not None:
+        samples = collapsed.hyperparameters_among(mcmc.get_samples())
         count = len(next(iter(samples.values())))
         keep = np.unique(np.linspace(0, count - 1, min(num, count)).round().astype(int))
         return {name: value[keep] for name, value in samples.items()}
-    if guide.has_point_hyperparameters:
+    hyper_guide = fit.hyper_guide
+    if hyper_guide.is_point:
         return None
     keys = jax.random.split(jax.random.key(0), num)
-    return lax.map(lambda key: guide.sample_hyperparameters(key, params, args, kwargs), keys)
+    return lax.map(lambda key: hyper_guide.draw(key, fit.params, fit.data)[0], keys)
 
 
 @blas_threads()
-def influence(
-    guide: AutoDualGaussian,
-    params: Params,
-    *args: Any,
-    quadrature: Rule | None = None,
-    curvature: str = "clip",
-    delta: bool = False,
-    **kwargs: Any,
-) -> xr.Dataset:
+def influence(fit: Fit, *, delta: bool = False) -> xr.Dataset:
     r"""How much each data point moves the posterior, and the dual parameters themselves.
 
     Leaving out point i moves the mean of the inducing values by
@@ -201,13 +181,9 @@ def influence(
     outliers, label errors, and the only witnesses of a region.
 
     Args:
-      guide: the fitted guide.
-      params: fitted parameters. Variational hyperparameters are held at their median.
-      *args: arguments of the model, with the training data, all of it.
-      quadrature: quadrature rule, or None for the default.
-      curvature: what was given to :class:`~numpyro_tsvgp.TSVGP`.
+      fit: the fit, with its training data, all of it. Variational hyperparameters are held at
+        their median.
       delta: whether to return the vectors :math:`\delta_i` too, n times m numbers.
-      **kwargs: keyword arguments of the model.
 
     Returns:
       A data set along the rows of the data with ``influence``, the divergence in nats. For each
@@ -227,21 +203,22 @@ def influence(
       >>> guide = AutoDualGaussian(model, inducing=X[::3])
       >>> svi = TSVGP(model, guide, None, site_lr=1.0)
       >>> result = svi.run(jax.random.key(0), 1, X, y, progress_bar=False)
-      >>> int(influence(guide, result.params, X, y).influence.argmax("data"))
+      >>> int(influence(result.fit).influence.argmax("data"))
       7
     """
-    frame = cavities.frame(guide, params, args, kwargs, quadrature, curvature)
-    guide, layout = frame.guide, frame.layout
-    hyper = {} if guide.hyper_guide is None else dict(guide.hyper_guide.median(params))
+    _check_fit("influence", fit)
+    fit = fit.of_all_data()
+    layout = Frame.of(fit, fit.hyper).layout
 
     @jax.jit
-    def compute(given: Given) -> tuple[dict[str, AtData], Array, dict[str, Array]]:
-        at = cavities.at_data(frame, given)
+    def compute(fit: Fit) -> tuple[dict[str, AtPoints], Array, dict[str, Array]]:
+        frame = Frame(fit, layout, fit.hyper)
+        at = cavities.at_points(frame)
         total = jnp.concatenate([_divergence(d) for d in at.values()]).sum(0)
-        return at, total, _deltas(frame, given, at) if delta else {}
+        return at, total, _deltas(frame, at) if delta else {}
 
-    at, total, moved = compute(Given(params, args, kwargs, hyper))
-    reading = guide.read(params, args, kwargs, hyper)
+    at, total, moved = compute(fit)
+    reading = fit.read()
     data: dict[str, Any] = {"influence": (layout.dim, np.asarray(total))}
     for name, d in at.items():
         dims = gp_batch_dims(reading.trace[name])
@@ -263,7 +240,7 @@ def gp_batch_dims(site: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(names.get(i - len(shape), f"{site['name']}_dim_{i}") for i in range(len(shape)))
 
 
-def _divergence(d: AtData) -> Array:
+def _divergence(d: AtPoints) -> Array:
     r"""The divergence of the posterior without a point from the one with it: ``(latents, n)``."""
     x = d.leverage
     shift = d.alpha**2 * d.explained / (1 - x) ** 2
@@ -272,14 +249,11 @@ def _divergence(d: AtData) -> Array:
     return 0.5 * (narrow + shift)
 
 
-def _deltas(frame: Frame, given: Given, at: Mapping[str, AtData]) -> dict[str, Array]:
-    """How leaving out each point moves the mean of the inducing values: ``(latents, n, m)``."""
-    out = {}
-    for name, site in frame.read(given)[0].gps.items():
-        fitted = frame.guide.unpack(name, given.params)
-        prior = posterior.prior(site, fitted)
-        q = posterior.inducing_values(site, fitted, prior)
-        w = posterior.training_features(site, fitted, prior, site.gp.X).w
-        moved = w @ (prior.chol @ q.inverse.mT @ q.inverse).mT  # (p, n, m)
-        out[name] = -moved * (at[name].alpha / (1 - at[name].leverage))[..., None]
+def _deltas(frame: Frame, at: Mapping[str, AtPoints]) -> dict[str, Array]:
+    """How leaving out each point moves the mean of the inducing values: ``(functions, n, m)``."""
+    out, fit = {}, frame.fit
+    latents = fit.guide.latents(fit.read(hyper=frame.hyper), fit.params)
+    for name, (process, approximation) in latents.items():
+        answer = approximation.responses(process)
+        out[name] = -answer * (at[name].alpha / (1 - at[name].leverage))[..., None]
     return out

@@ -140,6 +140,11 @@ class Approximation(Protocol):
     follows_inputs: ClassVar[bool]
 
     @property
+    def inducing(self) -> Array:
+        """The inputs whose function values the approximation is about."""
+        ...
+
+    @property
     def mean_inputs(self) -> Array:
         """Inputs where the prior mean must be known, because sites are statements about f there."""
         ...

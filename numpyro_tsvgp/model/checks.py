@@ -18,6 +18,7 @@ from numpyro.util import find_stack_level
 
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.coupling import couplings
+from numpyro_tsvgp.model.likelihood import log_likelihood
 from numpyro_tsvgp.model.read import (
     GPSite,
     Message,
@@ -74,6 +75,7 @@ def inspect(model: Model, call: Call) -> tuple[Structure, Reading]:
     for name in latents:
         _check_hyperparameter(name, trace[name], observed, below=name in below)
     _check_not_deep(model, reading, call)
+    _check_density(model, reading, call, below)
     axes, dim, proven = couplings(model, reading, call, sorted(below))
     structure = Structure(
         gps=tuple(reading.gps),
@@ -207,6 +209,32 @@ def _shape_advice(value: tuple[int, ...], shape: tuple[int, ...]) -> str:
     if len(value) == len(shape) + 1 and value[-1] == 1 and value[:-1] == shape:
         return "Drop the last axis: y[:, 0]."
     return "Check that X and y have the same number of rows and that plates have the size of y."
+
+
+def _check_density(model: Model, reading: Reading, call: Call, below: set[str]) -> None:
+    """The log-likelihood must have a finite gradient near the prior mean of the GPs."""
+    rng = np.random.RandomState(0)
+    values = {
+        name: site.loc
+        + jnp.asarray(0.5 * rng.standard_normal((site.functions, site.rows)), site.loc.dtype)
+        for name, site in reading.gps.items()
+    }
+    gradient = jax.jit(jax.grad(log_likelihood(model, reading, call, below)))(values)
+    if not all(bool(jnp.isfinite(g).all()) for g in gradient.values()):
+        raise ValueError(
+            "The log-likelihood has no finite gradient at values of the GPs near their prior "
+            "mean. Check that the data lie in the support of the likelihood and that its "
+            "parameters are valid for every real value of f (a scale needs jnp.exp(f), a "
+            "probability a link function)."
+        )
+    flat = [name for name, g in gradient.items() if not bool((g != 0).any())]
+    if flat:
+        raise ValueError(
+            f"The likelihood does not depend on GP site '{flat[0]}', or is constant wherever it "
+            "was looked at: its gradient is zero at every data point, so the posterior would be "
+            "the prior. Check that the value of the GP enters the likelihood, and that it does so "
+            "smoothly (jax.nn.sigmoid(f) rather than jnp.where(f > 0, ...))."
+        )
 
 
 def _check_not_deep(model: Model, reading: Reading, call: Call) -> None:

@@ -119,16 +119,20 @@ class Interpreter(Spans):
     def _while(self, eqn: Any, values: list[Value]) -> list[Value]:
         tests, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         first, second = values[:tests], values[tests : tests + consts]
-        body = partial(self.call, eqn.params["body_jaxpr"])
-        carry = self._settled(eqn, values, values[tests + consts :], lambda c: body([*second, *c]))
-        (test,) = self.call(eqn.params["cond_jaxpr"], [*first, *carry])
-        if test.span is None:
-            return carry
-        # How often the body runs decides about everything.
-        return [
-            self.term([spread(span, shape) for span in tracked([test, value])], "while")
-            for value, shape in zip(carry, shapes(eqn.outvars), strict=True)
-        ]
+
+        def step(carry: list[Value]) -> list[Value]:
+            (test,) = self.call(eqn.params["cond_jaxpr"], [*first, *carry])
+            results = self.call(eqn.params["body_jaxpr"], [*second, *carry])
+            if test.span is None:
+                return results
+            # Whether the body runs once more decides about everything. After vmap there is a
+            # test for each element along leading axes, and it decides about that element.
+            return [
+                self.term([_leading(test.span, shape), *tracked([result])], "while")
+                for result, shape in zip(results, shapes(eqn.outvars), strict=True)
+            ]
+
+        return self._settled(eqn, values, values[tests + consts :], step)
 
     def _settled(
         self,
@@ -207,6 +211,11 @@ def _at(value: Value, t: int) -> Value:
     known = None if value.known is None else Known(lambda array: array[t], [value.known])
     span = None if value.span is None else value.span[:, t]
     return Value(span, known, value.met, value.origin)
+
+
+def _leading(span: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """A span broadcast along the last axes of a shape."""
+    return spread(span.reshape(*span.shape, *(1 for _ in shape[span.ndim - 1 :])), shape)
 
 
 def _structs(atoms: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:

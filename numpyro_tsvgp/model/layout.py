@@ -1,15 +1,14 @@
-"""The log-likelihood of each data point on its own, and which values of the GPs it reads.
+"""Where the likelihood terms of each data point are, and which values of the GPs they read.
 
 A fit needs the sum of the log-likelihood alone. What is left out, weighted or compared afterwards
-are its terms, one for each row of the data. Here the terms are found: the axis of each observed
-site that runs along the rows of the GPs is tested by moving some rows and looking at which terms
-move, and latent functions that meet in a term are put into one group.
+are its terms, one for each row of the data. Here they are found: the axis of each observed site
+that runs along the rows of the GPs, and the latent functions that meet in a term, are read off the
+program.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,64 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
-from numpyro import handlers
 
-from numpyro_tsvgp.extract import Message, Model, Reading, WholePlates, is_observed
-from numpyro_tsvgp.guide import AutoDualGaussian
+from numpyro_tsvgp.model.arguments import Call
+from numpyro_tsvgp.model.coupling import hyper_values, sources
+from numpyro_tsvgp.model.likelihood import Terms, data_sites, terms
+from numpyro_tsvgp.model.read import Message, Model, Reading
+from numpyro_tsvgp.model.reads import Reads, reads
+from numpyro_tsvgp.model.structure import Structure
 
-__all__ = ["Layout", "Terms", "data_sites", "find_layout", "log_prob", "row_dim", "terms", "whole"]
-
-
-def whole(
-    guide: AutoDualGaussian, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> AutoDualGaussian:
-    """The guide on a model that does not subsample, whatever its plates say.
-
-    Args:
-      guide: a fitted guide; it is not changed.
-      args: arguments of the model, with the data.
-      kwargs: keyword arguments of the model.
-
-    Returns:
-      A guide with the same parameters.
-    """
-    guide.setup(*args, **kwargs)
-    twin = vars(guide).get("_whole")
-    if twin is None:  # kept, so that what was compiled for it serves again
-        twin = copy.copy(guide)
-        twin.model = WholePlates(guide.model)
-        twin._whole = twin
-        guide._whole = twin
-    return twin
-
-
-# ---- observed sites --------------------------------------------------------------------------
-
-
-def data_sites(trace: Mapping[str, Message]) -> dict[str, Message]:
-    """Observed sites that hold data; those of ``numpyro.factor`` hold none."""
-    return {
-        name: site
-        for name, site in trace.items()
-        if is_observed(site) and not isinstance(_base(site["fn"]), dist.Unit)
-    }
-
-
-def _base(fn: Any) -> Any:
-    while isinstance(fn, dist.MaskedDistribution | dist.ExpandedDistribution):
-        fn = fn.base_dist
-    return fn
-
-
-def log_prob(site: Message) -> Array:
-    """Log density of each data point of an observed site, without its scale.
-
-    Where ``to_event`` made one event of all data, it is taken apart again.
-    """
-    fn = site["fn"]
-    if isinstance(fn, dist.Independent) and not fn.batch_shape:
-        fn = fn.base_dist
-    return fn.log_prob(site["value"])
+__all__ = ["Layout", "find_layout", "row_dim"]
 
 
 def _mask(site: Message, shape: tuple[int, ...]) -> np.ndarray:
@@ -96,50 +46,6 @@ def row_dim(trace: Mapping[str, Message], gp: str, rows: int) -> str:
         if frame.size == rows and frame.name not in own
     }
     return along.pop() if len(along) == 1 else f"{gp}_dim_{len(trace[gp]['fn'].batch_shape)}"
-
-
-# ---- the terms -------------------------------------------------------------------------------
-
-
-class Terms(NamedTuple):
-    """Log densities of one observed site and their scale, as the model shapes them."""
-
-    log_prob: Array
-    scale: Any
-
-
-def terms(
-    model: Model, reading: Reading, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Callable[[Mapping[str, Array]], dict[str, Terms]]:
-    """The terms of the log-likelihood as a function of the values of the GPs.
-
-    Args:
-      model: the NumPyro model.
-      reading: a reading of it, whose values are pinned.
-      args: arguments of the model.
-      kwargs: keyword arguments of the model.
-
-    Returns:
-      A function from ``{GP site: values of shape (latents, n)}`` to the terms of each observed
-      site that holds data.
-    """
-
-    def evaluate(values: Mapping[str, Array]) -> dict[str, Terms]:
-        data = dict(reading.pinned)
-        data |= {name: reading.gps[name].unflatten(value) for name, value in values.items()}
-        with (
-            handlers.block(),
-            handlers.trace() as trace,
-            handlers.seed(rng_seed=0),
-            handlers.substitute(data=data),
-        ):
-            model(*args, **kwargs)
-        return {
-            name: Terms(log_prob(site), 1.0 if site["scale"] is None else site["scale"])
-            for name, site in data_sites(trace).items()
-        }
-
-    return evaluate
 
 
 class Layout(NamedTuple):
@@ -178,16 +84,14 @@ class Layout(NamedTuple):
         return out
 
 
-def find_layout(
-    guide: AutoDualGaussian, reading: Reading, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Layout:
-    """Finds the terms of each data point by moving values of the GPs.
+def find_layout(model: Model, structure: Structure, reading: Reading, call: Call) -> Layout:
+    """Finds the terms of each data point.
 
     Args:
-      guide: a guide from :func:`whole`.
-      reading: a reading of its model.
-      args: arguments of the model, with the data.
-      kwargs: keyword arguments of the model.
+      model: the NumPyro model.
+      structure: its structure.
+      reading: a reading of it, at all of its data.
+      call: its arguments.
 
     Returns:
       The layout.
@@ -202,12 +106,16 @@ def find_layout(
             f"sites differ: {counts}."
         )
     first, n = next(iter(counts.items()))
-    probe = _Probe(guide.model, reading, args, kwargs)
-    data = data_sites(reading.trace)
+    found = _reads_of_terms(model, reading, call)
+    if not found:
+        raise ValueError(
+            "The model has no observed site that holds data, only terms of numpyro.factor, which "
+            "say nothing about single data points. Observe the data with obs=y."
+        )
     axis = {}
-    for name, shape in probe.shapes.items():
-        candidates = [a for a in reversed(range(len(shape))) if shape[a] == n]
-        aligned = [a for a in candidates if probe.runs_along_rows(name, a)]
+    for name, read in found.items():
+        shape = read.low.shape[:-1]
+        aligned = [a for a in reversed(range(len(shape))) if _runs_along_rows(read, a, n)]
         if not aligned:
             raise ValueError(
                 f"Observed site '{name}' has log densities of shape {shape}, and no axis of it "
@@ -218,12 +126,19 @@ def find_layout(
             )
         axis[name] = aligned[0]
 
-    labels, groups, term_group = probe.groups(axis)
+    which = {
+        name: np.moveaxis(read.which, axis[name], -2).reshape(-1, n, read.which.shape[-1])
+        for name, read in found.items()
+    }  # (terms, n, latents)
+    labels, groups = _groups(which)
+    term_group = {
+        name: np.where(x.any(-1), labels[x.argmax(-1)], groups) for name, x in which.items()
+    }
     latent_group, start = {}, 0
     for name, site in reading.gps.items():
-        latent_group[name] = labels[start : start + site.latents]
-        start += site.latents
-    coordinates = np.concatenate([guide.structure.axes[name] for name in reading.gps])
+        latent_group[name] = labels[start : start + site.functions]
+        start += site.functions
+    coordinates = np.concatenate([structure.axes[name] for name in reading.gps])
     for group in range(groups):
         own = coordinates[labels == group]
         if len(np.unique(own)) < len(own):
@@ -233,86 +148,41 @@ def find_layout(
             )
 
     observed = np.zeros(n, bool)
-    for name, shape in probe.shapes.items():
-        mask = np.moveaxis(_mask(data[name], shape), axis[name], -1)
+    data = data_sites(reading.trace)
+    for name, read in found.items():
+        mask = np.moveaxis(_mask(data[name], read.low.shape[:-1]), axis[name], -1)
         observed |= mask.reshape(-1, n).any(0)
     dim = row_dim(reading.trace, first, n)
     return Layout(n, dim, observed, axis, term_group, latent_group, groups)
 
 
-class _Probe:
-    """Moves values of the GPs and tells which terms moved."""
+def _reads_of_terms(model: Model, reading: Reading, call: Call) -> dict[str, Reads]:
+    """What the log density of each data point reads, by observed site."""
 
-    def __init__(
-        self,
-        model: Model,
-        reading: Reading,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> None:
-        self.gps = reading.gps
-        self.rows = next(iter(reading.gps.values())).rows
-        rng = np.random.RandomState(0)
-        self.base, self.shift = {}, {}
-        for name, site in reading.gps.items():
-            noise = rng.standard_normal((2, site.latents, site.rows))
-            # Apart from one another and from zero, where likelihoods can be symmetric.
-            self.base[name] = site.loc + jnp.asarray(0.5 * noise[0], site.loc.dtype)
-            self.shift[name] = jnp.asarray(0.25 * np.abs(noise[1]) + 0.1, site.loc.dtype)
+    def log_probs(values: Mapping[str, Array], hyper: Any) -> dict[str, Array]:
+        here = reading._replace(pinned={**reading.pinned, **hyper})
+        return {name: term.log_prob for name, term in terms(model, here, call)(values).items()}
 
-        @jax.jit
-        def evaluate(values: Mapping[str, Array], data: Any) -> dict[str, Array]:
-            found = terms(model, reading, *data)(values)
-            return {name: term.log_prob for name, term in found.items()}
+    values = {
+        name: jnp.zeros((site.functions, site.rows), site.loc.dtype)
+        for name, site in reading.gps.items()
+    }
+    return reads(log_probs, values, sources(reading.gps), hyper_values(reading)).results
 
-        self._evaluate = lambda values: evaluate(values, (args, dict(kwargs)))
-        self._still = {name: np.asarray(v) for name, v in self._evaluate(self.base).items()}
-        self.shapes = {name: v.shape for name, v in self._still.items()}
-        self._by_rows: list[tuple[np.ndarray, dict[str, np.ndarray]]] | None = None
 
-    def _changes(self, masks: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        moved = self._evaluate(
-            {name: self.base[name] + self.shift[name] * mask for name, mask in masks.items()}
-        )
-        # A term that does not read a value is computed from the same numbers as before.
-        return {
-            name: ~np.isclose(v, self._still[name], 8 * jnp.finfo(v.dtype).eps, 0, equal_nan=True)
-            for name, v in moved.items()
-        }
+def _runs_along_rows(read: Reads, axis: int, rows: int) -> bool:
+    """Whether terms read no other rows of the GPs than their own index along an axis."""
+    if read.low.shape[axis] != rows:
+        return False
+    index = np.arange(rows).reshape(-1, *[1] * (read.low.ndim - axis - 1))
+    own = (read.low == index) & (read.high == index)
+    return bool((own | read.none).all())
 
-    def runs_along_rows(self, name: str, axis: int) -> bool:
-        """Whether moving some rows of the GPs moves no term at other indices of an axis."""
-        if self._by_rows is None:
-            self._by_rows = []
-            # Every pair of rows differs in some bit; each bit is tried set and unset, because a
-            # term may read a row without the reverse being true.
-            for bit in range(max(self.rows - 1, 1).bit_length()):
-                for value in (0, 1):
-                    rows = (np.arange(self.rows) >> bit) & 1 == value
-                    masks = {k: np.broadcast_to(rows, v.shape) for k, v in self.base.items()}
-                    self._by_rows.append((rows, self._changes(masks)))
-        return not any(
-            np.moveaxis(changed[name], axis, -1)[..., ~rows].any()
-            for rows, changed in self._by_rows
-        )
 
-    def groups(self, axis: Mapping[str, int]) -> tuple[np.ndarray, int, dict[str, np.ndarray]]:
-        """Groups of latent functions that meet in a term, and the group that each term reads."""
-        from scipy.sparse.csgraph import connected_components
+def _groups(which: Mapping[str, np.ndarray]) -> tuple[np.ndarray, int]:
+    """A label for each latent function, shared by those that meet in a term, and their number."""
+    from scipy.sparse.csgraph import connected_components
 
-        reads: dict[str, list[np.ndarray]] = {name: [] for name in self.shapes}
-        for gp, site in self.gps.items():
-            for latent in range(site.latents):
-                masks = {k: np.zeros(v.shape, bool) for k, v in self.base.items()}
-                masks[gp][latent] = True
-                for name, changed in self._changes(masks).items():
-                    by_row = np.moveaxis(changed, axis[name], -1).reshape(-1, self.rows)
-                    reads[name].append(by_row)
-        stacked = {name: np.stack(parts) for name, parts in reads.items()}
-        flat = np.concatenate([x.reshape(len(x), -1) for x in stacked.values()], -1)
-        meet = flat.astype(np.float32) @ flat.T.astype(np.float32) > 0
-        count, labels = connected_components(meet, directed=False)
-        term_group = {
-            name: np.where(x.any(0), labels[x.argmax(0)], count) for name, x in stacked.items()
-        }
-        return labels, count, term_group
+    flat = np.concatenate([x.reshape(-1, x.shape[-1]) for x in which.values()]).astype(np.float32)
+    count, labels = connected_components(flat.T @ flat > 0, directed=False)
+    return labels, count
