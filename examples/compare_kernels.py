@@ -55,7 +55,7 @@ for name, kernel in KERNELS.items():
     guide = AutoDualGaussian(model, inducing=Z)
     svi = TSVGP(model, guide, optax.adam(0.05))
     result = svi.run(jax.random.key(0), 3 if args.quick else 300, X, y)
-    scores[name] = loo(guide, result.params, X, y)
+    scores[name] = loo(result.fit)
     fits[name] = guide.marginals(result.params, X_new)["f"]
 table = az.compare(scores)
 print(table)

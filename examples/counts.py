@@ -71,7 +71,7 @@ for model in models:
     points = guide.median(result.params, X_new[:1])
     print({k: round(float(v), 3) for k, v in points.items() if k != "f"})
     if not args.quick:
-        print(loo(guide, result.params, X, y))
+        print(loo(result.fit))
 
 # %% A picture
 fig, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained", width_ratios=[2, 1])

@@ -60,7 +60,7 @@ scores, fits, predictive = {}, {}, {}
 for model in models:
     guide = AutoDualGaussian(model, inducing=Z)
     result = TSVGP(model, guide, optax.adam(0.05)).run(jax.random.key(0), steps, X, y)
-    scores[model] = elpd(loo(guide, result.params, X, y))
+    scores[model] = elpd(loo(result.fit))
     fits[model] = guide.marginals(result.params, X_new)
     predict = Predictive(model, guide=guide, params=result.params, num_samples=draws)
     predictive[model] = np.asarray(predict(jax.random.key(1), X_new)["y"])

@@ -20,7 +20,7 @@ from numpyro.infer import MCMC, NUTS, init_to_value
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, collapse, kernels, to_arviz
-from numpyro_tsvgp.linalg import blas_threads
+from numpyro_tsvgp.gaussian.linalg import blas_threads
 
 jax.config.update("jax_enable_x64", True)
 args = options("hyperparameters", __doc__)
@@ -54,12 +54,11 @@ inducing = X[::2]
 
 def fit(**options):
     guide = AutoDualGaussian(model, inducing=inducing, learn_inducing=False, **options)
-    result = TSVGP(model, guide, optax.adam(0.02)).run(jax.random.key(0), steps, X, y)
-    return guide, result.params
+    return TSVGP(model, guide, optax.adam(0.02)).run(jax.random.key(0), steps, X, y).fit
 
 
-point, point_params = fit()
-variational, variational_params = fit(hyper_guide=AutoMultivariateNormal)
+point = fit()
+variational = fit(hyper_guide=AutoMultivariateNormal)
 
 # %% [markdown]
 # NUTS runs on the model with the GP integrated out, which has three parameters. It starts from a
@@ -67,11 +66,9 @@ variational, variational_params = fit(hyper_guide=AutoMultivariateNormal)
 # makes the sites anew.
 
 # %%
-collapsed = collapse(model, variational, variational_params)
-medians = variational.median(variational_params, X)
-start = {name: medians[name] for name in ("lengthscale", "deviation", "level")}
+start = init_to_value(values=variational.hyper)
 mcmc = MCMC(
-    NUTS(collapsed, init_strategy=init_to_value(values=start), target_accept_prob=0.9),
+    NUTS(collapse(variational), init_strategy=start, target_accept_prob=0.9),
     num_warmup=draws,
     num_samples=draws,
     num_chains=chains,
@@ -81,16 +78,7 @@ mcmc = MCMC(
 with blas_threads():  # several times faster on a busy machine
     mcmc.run(jax.random.key(1), X, y)
 X_new = np.linspace(1846.0, 1886.0, 81)
-data = to_arviz(
-    jax.random.key(2),
-    variational,
-    variational_params,
-    X,
-    y,
-    mcmc=mcmc,
-    predictions=X_new,
-    prior=False,
-)
+data = to_arviz(jax.random.key(2), variational, mcmc=mcmc, predictions=X_new, prior=False)
 if not args.quick:
     print(az.summary(data, var_names=["lengthscale", "deviation", "level"]))
 
@@ -98,13 +86,11 @@ if not args.quick:
 # The posterior of the rate: quantiles of draws for the two that have draws of hyperparameters.
 
 # %%
-f_point = point.marginals(point_params, X_new)["f"]
+f_point = point.marginals(X_new)["f"]
 rates = {
     "MAP": f_point.mean + np.sqrt(f_point.variance) * dist.Normal().icdf(np.c_[[0.025, 0.5, 0.975]])
 }
-f = variational.sample_posterior(
-    jax.random.key(3), variational_params, X_new, sample_shape=(chains * draws,)
-)
+f = variational.sample(jax.random.key(3), X_new, sample_shape=(chains * draws,))
 rates["variational"] = np.quantile(f["f"], (0.025, 0.5, 0.975), axis=0)
 f_nuts = np.asarray(data["predictions"]["f"]).reshape(-1, len(X_new))
 rates["NUTS"] = np.quantile(f_nuts, (0.025, 0.5, 0.975), axis=0)
@@ -118,14 +104,13 @@ for i, (name, (low, middle, high)) in enumerate(rates.items()):
     ax.plot(X_new, np.exp(middle), color=f"C{i}", label="rate, 95% band")
     ax.set(title=name, xlabel="year", ylim=(0, y.max() + 0.5))
 axes[0, 0].legend(loc="upper left")
-best = point.median(point_params, X)
 samples = {k: np.asarray(v) for k, v in mcmc.get_samples().items()}
 for ax, name in zip(axes[1], ("deviation", "lengthscale", "level"), strict=True):
     bins = np.linspace(*np.quantile(samples[name], (0.0, 0.99)), 40)
     ax.hist(samples[name], bins, density=True, color="C2", alpha=0.5, label="NUTS")
     options = dict(density=True, histtype="step", color="C1", linewidth=2)
     ax.hist(np.asarray(f[name]), bins, label="variational", **options)
-    ax.axvline(best[name], color="C0", linewidth=2, label="MAP")
+    ax.axvline(point.hyper[name], color="C0", linewidth=2, label="MAP")
     ax.set(xlabel=name, yticks=[])
 axes[1, 0].legend()
 save(fig, args.output)

@@ -48,7 +48,7 @@ y[flipped] = 1 - y[flipped]
 guide = AutoDualGaussian(model, inducing=inducing.kmeans(jax.random.key(0), X, 40))
 svi = TSVGP(model, guide, optax.adam(0.05))
 result = svi.run(jax.random.key(1), 3 if args.quick else 200, X, y)
-score = influence(guide, result.params, X, y)["influence"].values
+score = influence(result.fit)["influence"].values
 
 top = np.argsort(-score)[:20]
 print(f"planted label errors among the 20 most influential of {len(y)} points: ", end="")

@@ -19,8 +19,8 @@ import optax
 from _common import band, load, options, save
 from numpyro.infer import MCMC, NUTS
 
-from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, collapse, kernels
-from numpyro_tsvgp.linalg import blas_threads
+from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, collapse, kernels, whiten
+from numpyro_tsvgp.gaussian.linalg import blas_threads
 
 jax.config.update("jax_enable_x64", True)
 args = options("nuts_side_by_side", __doc__)
@@ -40,9 +40,10 @@ def model(X, y=None):
         numpyro.sample("y", dist.Poisson(width * jnp.exp(f)), obs=y)
 
 
-# %% NUTS over everything: the values of f and the hyperparameters
+# %% NUTS over everything: f, drawn as white noise times the factor of its covariance, and the
+# hyperparameters
 start = time.perf_counter()
-mcmc = MCMC(NUTS(model), num_warmup=draws, num_samples=draws, progress_bar=not args.quick)
+mcmc = MCMC(NUTS(whiten(model)), num_warmup=draws, num_samples=draws, progress_bar=not args.quick)
 with blas_threads(len(X)):  # one thread for small matrices, as fits have by themselves
     mcmc.run(jax.random.key(0), X, y)
 nuts = mcmc.get_samples()
@@ -64,11 +65,11 @@ hyperparameters = {"NUTS": nuts}
 # %% In between: NUTS over the two hyperparameters alone, with f integrated out
 if not args.quick:
     start = time.perf_counter()
-    collapsed = collapse(model, guide, result.params, refresh=2)
+    collapsed = collapse(result.fit)
     mcmc = MCMC(NUTS(collapsed), num_warmup=draws, num_samples=draws)
     with blas_threads(len(X)):
         mcmc.run(jax.random.key(1), X, y)
-    mixed = collapsed.marginals(mcmc.get_samples(), (X, y))["f"]
+    mixed = collapsed.marginals(mcmc.get_samples())["f"]
     both = "t-SVGP, NUTS over hyperparameters"
     posteriors[both] = mixed.mean, jnp.sqrt(mixed.variance)
     hyperparameters[both] = mcmc.get_samples()

@@ -44,9 +44,9 @@ svi = TSVGP(model, guide, optax.adam(0.1))
 result = svi.run(jax.random.key(1), steps, X, y)
 
 # %% ArviZ: a summary, and the leave-one-out score, from the sites without refitting
-idata = to_arviz(jax.random.key(2), guide, result.params, X, y, num_samples=draws)
+idata = to_arviz(jax.random.key(2), result.fit, num_samples=draws)
 print(az.summary(idata, var_names=["variance", "lengthscale"], kind="stats"))
-print(loo(guide, result.params, X, y))
+print(loo(result.fit))
 probability = np.asarray(idata["posterior_predictive"]["y"].mean(("chain", "draw")))
 print(f"training accuracy: {np.mean((probability > 0.5) == y):.3f}")
 

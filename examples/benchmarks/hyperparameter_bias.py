@@ -1,7 +1,7 @@
 """How far is the collapsed posterior of the hyperparameters from that of the full model?
 
-The reference is NUTS on the full model: every value of f and the hyperparameters together, not
-centred. The collapsed densities have two or three dimensions, so their moments are computed on a
+The reference is NUTS on the full model: every value of f and the hyperparameters together,
+whitened. The collapsed densities have two or three dimensions, so their moments are computed on a
 grid, without sampling noise. Distances are in standard deviations of the reference; ratios are
 of standard deviations. All of it is about logarithms of hyperparameters.
 
@@ -23,8 +23,8 @@ from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS, init_to_value
 from numpyro.infer.util import log_density
 
-from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, collapse, kernels
-from numpyro_tsvgp.linalg import blas_threads
+from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, collapse, kernels, whiten
+from numpyro_tsvgp.gaussian.linalg import blas_threads
 
 jax.config.update("jax_enable_x64", True)
 
@@ -60,7 +60,7 @@ def hyperparameters(name):
     return variance * kernels.Matern52(lengthscale), scale
 
 
-def sparse(name):
+def make_model(name):
     def model(X, y=None):
         kernel, scale = hyperparameters(name)
         f = numpyro.sample("f", GP(kernel, X))
@@ -70,21 +70,9 @@ def sparse(name):
     return model
 
 
-def full(name):
-    def model(X, y):
-        kernel, scale = hyperparameters(name)
-        z = numpyro.sample("z", dist.Normal().expand(X.shape).to_event(1))
-        K = kernel(X, X)
-        f = jnp.linalg.cholesky(K + 1e-8 * K[0, 0] * jnp.eye(X.shape[0])) @ z
-        with numpyro.plate("data", X.shape[0]):
-            numpyro.sample("y", LIKELIHOODS[name](f, scale), obs=y)
-
-    return model
-
-
-def reference(name, X, y, start, draws, chains):
+def reference(model, X, y, start, draws, chains):
     """Mean, standard deviation and effective sample size of each log hyperparameter."""
-    kernel = NUTS(full(name), init_strategy=init_to_value(values=start))
+    kernel = NUTS(whiten(model), init_strategy=init_to_value(values=start))
     mcmc = MCMC(
         kernel,
         num_warmup=draws // 2,
@@ -109,14 +97,13 @@ def moments(log_densities, points):
 
 def compare(name, n, m, quick):
     X, y = simulate(name, n)
-    model = sparse(name)
+    model = make_model(name)
     guide = AutoDualGaussian(
         model, inducing=np.quantile(X, np.linspace(0, 1, m)), learn_inducing=False
     )
-    fit = TSVGP(model, guide, optax.adam(0.05), site_lr=0.7)
-    params = fit.run(jax.random.key(0), 20 if quick else 400, X, y, progress_bar=False).params
-    start = {k: v for k, v in guide.median(params, X).items() if k != "f"}
-    nuts = reference(name, X, y, start, *((20, 1) if quick else (2500, 2)))
+    svi = TSVGP(model, guide, optax.adam(0.05), site_lr=0.7)
+    fit = svi.run(jax.random.key(0), 20 if quick else 400, X, y, progress_bar=False).fit
+    nuts = reference(model, X, y, fit.hyper, *((20, 1) if quick else (2500, 2)))
     size = 5 if quick else (25 if len(nuts) == 2 else 15)
     axes = [np.linspace(mu - 4.5 * sd, mu + 4.5 * sd, size) for mu, sd, _ in nuts.values()]
     points = np.array(list(itertools.product(*axes)))
@@ -133,7 +120,7 @@ def compare(name, n, m, quick):
             print(f"{name:10} n={n:<4} m={m:<3} {method:12} {k:12} {shift:+.2f} {ratio:.2f}")
 
     for refresh in (0, 1) if quick else REFRESH:
-        collapsed = collapse(model, guide, params, refresh=refresh)
+        collapsed = collapse(fit, refresh=refresh)
 
         def one(values, collapsed=collapsed):
             log_joint = log_density(handlers.seed(collapsed, 0), (X, y), {}, values)[0]
@@ -142,9 +129,8 @@ def compare(name, n, m, quick):
         found = np.asarray(jax.jit(lambda values, one=one: jax.lax.map(one, values))(hyper))
         report(f"refresh={refresh}", found)
         if refresh == (1 if quick else 3):
-            weights = collapsed.log_weights(
-                jax.random.key(1), hyper, X, y, num_draws=8 if quick else 256
-            )
+            draws = 8 if quick else 256
+            weights = collapsed.log_weights(jax.random.key(1), hyper, num_draws=draws)
             report("weighted", found + np.asarray(weights))
     for k, (_, _, ess) in nuts.items():
         print(f"  reference {k}: effective sample size {ess:.0f}")

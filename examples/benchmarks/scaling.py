@@ -67,7 +67,7 @@ def measure(point):
     import optax
 
     from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
-    from numpyro_tsvgp.linalg import blas_threads
+    from numpyro_tsvgp.gaussian.linalg import blas_threads
 
     jax.config.update("jax_enable_x64", point["precision"] == "float64")
     jnp.zeros(()).block_until_ready()

@@ -32,7 +32,7 @@ import numpyro.distributions as dist
 import optax
 
 from numpyro_tsvgp import GP, QSVGP, TSVGP, AutoDualGaussian, AutoMomentGaussian, kernels
-from numpyro_tsvgp.linalg import cholesky_and_inverse
+from numpyro_tsvgp.gaussian.linalg import cholesky_and_inverse
 
 JOBS = {  # rows in all, rows in a batch, inputs, inducing inputs, functions, E-steps, M-steps
     "mnist": (60_000, 200, 784, 100, 10, 1, 1),

@@ -7,6 +7,7 @@ M-step that follows, the line its argmax, and the staircase EM from 2.5. Where t
 diagonal EM rests; the flatter it is there, the faster EM gets there.
 """
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -33,7 +34,7 @@ class EM:
 
     def __call__(self, old):
         free = {**self.start.optim_state, "variance": jnp.log(old)}
-        state, _ = self.update(self.start._replace(optim_state=free), X, Y)
+        state, _ = self.update(dataclasses.replace(self.start, optim_state=free), X, Y)
         values, grid = self.bounds(state, GRID), GRID
         best = np.argmax(values)
         for _ in range(2):  # zoom in, then the top of a parabola through the best three

@@ -21,8 +21,7 @@ from common import WHITENED, Results, T, plt, published
 from numpyro.distributions import constraints
 from tqdm import tqdm
 
-from numpyro_tsvgp import GP, kernels, posterior, sites
-from numpyro_tsvgp.expectations import QuasiMonteCarlo
+from numpyro_tsvgp import GP, kernels, quadrature
 
 CLASSES, BATCH, INDUCING = 10, 200, 100
 METHODS = (T, WHITENED)
@@ -53,7 +52,7 @@ def load_mnist(directory: Path) -> tuple[np.ndarray, np.ndarray]:
 @jax.jit
 def log_densities(f, y):
     """log E[softmax(f)_y] at each point, by 256 quasi-random nodes, in blocks of points."""
-    nodes, weights = QuasiMonteCarlo(256).nodes(jax.random.key(0), CLASSES)
+    nodes, weights = quadrature.QuasiMonteCarlo(256).nodes(jax.random.key(0), CLASSES)
 
     def block(inputs):
         mean, variance, y = inputs  # (rows, classes)
@@ -111,11 +110,9 @@ class Run:
         return -float(log_densities(f, y).mean())
 
     def kl(self):
-        params, guide = self.svi.get_params(self.state), self.svi.guide
-        site = guide.read(params, (self.X[:1],), {}).gps["f"]
-        fitted = guide.unpack("f", params)
-        prior = posterior.prior(site, fitted)
-        return float(sites.kl_divergence(posterior.inducing_values(site, fitted, prior)))
+        fit = self.svi.fit(self.state, self.X[:1])
+        process, approximation = fit.guide.latents(fit.read(), fit.params)["f"]
+        return float(approximation.kl(process))
 
 
 def train(runs, steps, every=()):

@@ -1,5 +1,7 @@
 """The toy problem of Figures 1 (left) and 2: thresholded noisy sinc, ten inducing inputs."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -28,4 +30,4 @@ def model(X, y=None):
 def bound_at(svi, state, variance):
     """The M-step's objective: the bound at another variance, with what the E-step left held."""
     free = {**state.optim_state, "variance": jnp.log(variance)}
-    return -svi.evaluate(state._replace(optim_state=free), X, Y)
+    return -svi.evaluate(dataclasses.replace(state, optim_state=free), X, Y)

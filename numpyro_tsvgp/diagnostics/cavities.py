@@ -211,8 +211,8 @@ def refine(frame: Frame, data: Mapping[str, AtPoints], steps: int) -> dict[str, 
 def _nodes_for_densities(frame: Frame) -> tuple[Array, Array]:
     """Nodes for integrals of a density, which may be narrow where its logarithm is smooth."""
     if frame.fit.structure.dim > 1:
-        _, points, weights = frame.fit.nodes()
-        return points, weights
+        nodes = frame.fit.nodes()
+        return nodes.points, nodes.weights
     # The trapezoidal rule, which for a Gaussian times a smooth function converges as fast as
     # Gauss-Hermite and does not thin out where a narrow likelihood may stand.
     z = np.linspace(-8.0, 8.0, 161)

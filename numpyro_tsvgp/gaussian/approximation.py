@@ -93,8 +93,15 @@ class AtData(Protocol):
     is computed when this is made, once for all that follows.
     """
 
-    features: Any
-    process: Process
+    @property
+    def features(self) -> Any:
+        """Features of the training inputs, as sums over sites want them."""
+        ...
+
+    @property
+    def process(self) -> Process:
+        """The prior at the training inputs."""
+        ...
 
     def start(self) -> Any:
         """What E-steps start from: a :class:`Carry`."""
@@ -209,6 +216,10 @@ class Approximation(Protocol):
 
     def without_data(self) -> Approximation:
         """The prior, as an approximation of the same inputs."""
+        ...
+
+    def responses(self, process: Process) -> Array:
+        """How the mean of what it is about answers to each data point, ``(functions, n, m)``."""
         ...
 
     def factors(self, process: Process) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +26,13 @@ from numpyro_tsvgp.gaussian.quadrature import Marginals
 from numpyro_tsvgp.gaussian.rows import map_rows
 from numpyro_tsvgp.gaussian.whitened import Posterior, Sums
 
+_T = TypeVar("_T")
+
 __all__ = ["InducingAtData", "InducingJoint", "InducingValues", "approximation", "local_of"]
 
 
-def approximation(cls: type) -> type:
+@dataclass_transform(frozen_default=True, eq_default=False)
+def approximation(cls: type[_T]) -> type[_T]:
     """Makes a class a frozen dataclass of arrays and a pytree."""
     return jax.tree_util.register_dataclass(dataclass(frozen=True, eq=False)(cls))
 

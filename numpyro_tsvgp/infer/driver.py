@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,6 +18,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.transforms import biject_to
 from numpyro.infer.util import transform_fn
 from numpyro.optim import _NumPyroOptim
+from numpyro.util import find_stack_level
 
 from numpyro_tsvgp.gaussian.linalg import blas_threads
 from numpyro_tsvgp.gaussian.quadrature import GaussHermite, Quadrature
@@ -37,6 +40,9 @@ from numpyro_tsvgp.model.likelihood import log_prior
 from numpyro_tsvgp.model.read import read
 
 __all__ = ["Driver", "Rate"]
+
+# Seconds from which on a run is audited at its end.
+_LONG = 60.0
 
 Rate = float | Callable[[Array], Any] | None
 
@@ -313,7 +319,8 @@ class Driver:
             def both(free: dict[str, Any]) -> tuple[Array, tuple[TSVGPState, Array]]:
                 scene, prior = self._scene(state, free, _Keys.of(key), call)
                 if not self.e_steps:
-                    return -(objective_of(scene, self.objective) + prior), (state, 0)
+                    value = objective_of(scene, self.objective)
+                    return -(value + prior), (state, jnp.zeros((), int))
                 rate = self.rate(state.step, scene.reading.subsampling)
                 kept, floored = e_steps(scene.still(), self.rule, rate, self.e_steps)
                 value = objective_of(scene, self.objective, fresh=kept)
@@ -457,6 +464,7 @@ class Driver:
         init_params: Mapping[str, Any] | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
+        audit: bool | None = None,
         **kwargs: Any,
     ) -> TSVGPRunResult:
         """Runs ``num_steps`` updates with a progress bar.
@@ -476,6 +484,10 @@ class Driver:
           checkpoint: a file that the fit is saved to on the way. If it exists, the run goes on
             from it, up to ``num_steps`` in all, as if it had never stopped.
           checkpoint_every: number of updates between saves; a twentieth of the run by default.
+          audit: whether to check the fit at the end against draws from the guide (see
+            :meth:`Fit.audit`), with a warning for each concern. By default a run is audited if it
+            took a minute or more, of which the audit is a small part, or if what its likelihood
+            reads could be probed but not proven.
           **kwargs: keyword arguments of the model.
 
         Returns:
@@ -504,10 +516,11 @@ class Driver:
         largest = max(
             self.guide.unpack(name, params).largest_factor for name in state.structure.gps
         )
+        started = time.monotonic()
         with blas_threads(largest):
             if init_state is None and overshoots(step(state, call)[1], read_rows(self, call)):
                 state = self._settled(state, call)
-            return run_steps(
+            result = run_steps(
                 lambda state: step(state, call),
                 state,
                 num_steps,
@@ -519,6 +532,13 @@ class Driver:
                 checkpoint=checkpoint,
                 checkpoint_every=checkpoint_every,
             )
+        if audit is None:
+            audit = not state.structure.proven or time.monotonic() - started > _LONG
+        if audit:
+            found = result.fit.audit(jax.random.fold_in(rng_key, 0), hyperparameters=False)
+            for concern in found.concerns:
+                warnings.warn(f"Audit of the fit: {concern}", stacklevel=find_stack_level())
+        return result
 
     def _fingerprint(self, state: TSVGPState, call: Call) -> dict[str, str]:
         settings = (

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax import Array
@@ -21,6 +21,9 @@ from numpyro_tsvgp.infer.rules import NaturalGradient, SiteRule
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.read import Reading
 from numpyro_tsvgp.model.structure import Structure
+
+if TYPE_CHECKING:
+    from numpyro_tsvgp.infer.audit import Audit
 
 __all__ = ["Fit"]
 
@@ -111,6 +114,20 @@ class Fit:
         return prediction.sample(
             self.guide, hyper_guide, rng_key, self.params, call, tuple(sample_shape)
         )
+
+    def audit(self, rng_key: Array, **options: Any) -> Audit:
+        """Checks the fit against draws from its guide through the model's own density.
+
+        Args:
+          rng_key: random key.
+          **options: see :func:`~numpyro_tsvgp.infer.audit.audit`.
+
+        Returns:
+          What was found; print it for a verdict.
+        """
+        from numpyro_tsvgp.infer.audit import audit  # it is made of fits
+
+        return audit(self, rng_key, **options)
 
     # ---- data --------------------------------------------------------------------------------
 

@@ -216,6 +216,12 @@ class GPGuide(AutoGuide):
         Returns:
           The reading. Where plates draw the inputs of GPs, all inputs are in it.
         """
+        return self._read_all(call, params, hyper)[0]
+
+    def _read_all(
+        self, call: Call, params: Params, hyper: Params | None = None
+    ) -> tuple[Reading, Call]:
+        """The reading, and the arguments that it is of."""
         options: dict[str, Any] = {
             "values": {**params, **(hyper or {})},
             "key": jax.random.key(0),
@@ -225,7 +231,8 @@ class GPGuide(AutoGuide):
             reading = read(self.model, call, **options)
             # A subsample of the inputs is for the steps of a fit; here all of them are asked for.
             if reading.subsampling > 1 and draws_inputs(self.model, reading, call):
-                reading = read(self.model, call.of_all_data(), **options)
+                call = call.of_all_data()
+                reading = read(self.model, call, **options)
         except jax.errors.JAXTypeError:
             raise
         except (AttributeError, IndexError, TypeError, ValueError) as error:
@@ -236,7 +243,7 @@ class GPGuide(AutoGuide):
                 "inputs to predict at, as in guide.marginals(params, X_new), and let the model "
                 "take the number of points from them: numpyro.plate('data', X.shape[0])."
             ) from error
-        return reading
+        return reading, call
 
     def _at(self, params: Params, args: Any, kwargs: Any) -> tuple[Call, HyperGuide]:
         if not isinstance(params, Mapping):
@@ -246,7 +253,7 @@ class GPGuide(AutoGuide):
                 "result.fit.marginals(X_new)."
             )
         call = Call(args, kwargs)
-        return call, self._hyper_guide_at(self.read(call, params), call)
+        return call, self._hyper_guide_at(*self._read_all(call, params))
 
     # ---- NumPyro's interface -----------------------------------------------------------------
 

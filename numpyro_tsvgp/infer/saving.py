@@ -106,7 +106,7 @@ def load(
         )
     params = read_tree(path)["params"]
     given = {"rule": rule, "quadrature": quadrature, "objective": objective}
-    settings = {
+    settings: dict[str, Any] = {
         name: _rebuild(name, description[name]) if value is None else value
         for name, value in given.items()
     }
@@ -151,8 +151,8 @@ def _describe(fit: Fit) -> dict[str, Any]:
 def _value(value: Any) -> Any:
     if value is None:
         return None
-    fields = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else {}
-    return {"class": type(value).__name__, "fields": fields}  # type: ignore[arg-type]
+    fields = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else {}  # type: ignore[arg-type]
+    return {"class": type(value).__name__, "fields": fields}
 
 
 def _rebuild(name: str, description: Any) -> Any:

@@ -117,7 +117,7 @@ def assert_average(batches, whole):
 
 def assert_default_rate(guide, *args):
     """0.5 sqrt(|M| / N), however the model says what N and |M| are."""
-    reading = read(guide.model, Call(args, {}), first_rows=True)
+    reading = read(guide.model, Call(args, {}), key=jax.random.key(0), first_rows=True)
     rate = TSVGP(guide.model, guide, None).rate(0, reading.subsampling)
     assert rate == pytest.approx(0.5 * np.sqrt(BATCH / N))
 

@@ -9,7 +9,7 @@ from numpyro.distributions import constraints
 from protocol import serve
 
 from numpyro_tsvgp import GP, QSVGP, TSVGP, AutoDualGaussian, AutoMomentGaussian, kernels
-from numpyro_tsvgp.linalg import blas_threads
+from numpyro_tsvgp.gaussian.linalg import blas_threads
 
 POSITIVE = constraints.softplus_positive  # as all the others have it
 

@@ -7,8 +7,9 @@ under two kernels takes the kernel as an argument, so that the second costs no c
 import importlib.metadata
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import arviz as az
 import jax
@@ -30,15 +31,18 @@ from numpyro_tsvgp import (
     TSVGP,
     AutoDualGaussian,
     TSVGPRunResult,
+    collapse,
     kernels,
+    loo,
     to_arviz,
 )
-from numpyro_tsvgp.naming import shape_of
-from numpyro_tsvgp.pointwise import whole
+from numpyro_tsvgp.diagnostics.labels import shape_of
+from numpyro_tsvgp.gaussian.quadrature import Marginals
 
 ARVIZ_1 = int(importlib.metadata.version("arviz").split(".")[0]) >= 1
 N = 30
 DRAWS = 400
+STEPS = 40
 
 
 # ---- a binary, a count and a ten-class model, each under two kernels -------------------------
@@ -70,12 +74,30 @@ MODELS = {
 }
 
 
-class Fit(SimpleNamespace):
+class Case(NamedTuple):
     """A fitted model and its ArviZ objects under both kernels."""
 
+    name: str
+    classes: int | None
+    args: tuple
+    result: TSVGPRunResult
+    data: Any
+    other: Any
+    marginals: Marginals
 
-@pytest.fixture(scope="module", params=MODELS)
-def fit(request):
+    @property
+    def params(self):
+        return self.result.params
+
+
+FAST = ("binary", "ten-class")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(k, marks=() if k in FAST else pytest.mark.slow) for k in MODELS],
+)
+def case(request):
     likelihood, classes = MODELS[request.param]
     model = make_model(likelihood, classes)
     rng = np.random.default_rng(1)
@@ -86,50 +108,25 @@ def fit(request):
     y = likelihood(jnp.asarray(truth)).sample(jax.random.key(2))
     guide = AutoDualGaussian(model, inducing=X[::4], learn_inducing=False)
     svi = TSVGP(model, guide, None, site_lr=0.5)  # without M-steps it compiles in half the time
-    update = jax.jit(svi.update)
 
     def run(mix):
         start = {"variance_auto_loc": 1.5}
-        state = svi.init(jax.random.key(0), X, y, mix=mix, init_params=start)
-        losses = []
-        for _ in range(40):
-            state, loss = update(state, X, y, mix=mix)
-            losses.append(loss)
-        return TSVGPRunResult(svi.get_params(state), state, jnp.stack(losses))
+        options = dict(mix=mix, init_params=start, progress_bar=False)
+        return svi.run(jax.random.key(0), STEPS, X, y, **options)
 
-    a, b = jnp.asarray(1.0), jnp.asarray(0.0)
-    first, second = run(a), run(b)
+    first, second = run(jnp.asarray(1.0)), run(jnp.asarray(0.0))
     full = request.param == "binary"  # the prior, predictions and bound cost a program each
     data = to_arviz(
         jax.random.key(1),
-        guide,
-        first.params,
-        X,
-        y,
-        mix=a,
+        first.fit,
         num_samples=DRAWS,
         prior=full,
-        predictions=(X[:5], None, a) if full else None,
+        predictions=(X[:5], None, jnp.asarray(1.0)) if full else None,
         result=first if full else None,
-        svi=svi,
     )
-    other = to_arviz(
-        jax.random.key(1), guide, second.params, X, y, mix=b, num_samples=DRAWS, prior=False
-    )
-    return Fit(
-        name=request.param,
-        model=model,
-        guide=guide,
-        svi=svi,
-        args=(X, y),
-        mix=a,
-        result=first,
-        params=first.params,
-        data=data,
-        other=other,
-        marginals=guide.marginals(first.params, X, y, mix=a)["f"],
-        classes=classes,
-    )
+    other = to_arviz(jax.random.key(1), second.fit, num_samples=DRAWS, prior=False)
+    marginals = first.fit.marginals()["f"]
+    return Case(request.param, classes, (X, y), first, data, other, marginals)
 
 
 @pytest.fixture(autouse=True)
@@ -144,17 +141,17 @@ def groups_of(data):
     return {name: data[name] for name in data.groups()}
 
 
-def test_groups_and_dims(fit):
+def test_groups_and_dims(case):
     assert isinstance(
-        data := fit.data, xr.DataTree if ARVIZ_1 else getattr(az, "InferenceData", ())
+        data := case.data, xr.DataTree if ARVIZ_1 else getattr(az, "InferenceData", ())
     )
     groups = groups_of(data)
     expected = {"posterior", "posterior_predictive", "log_likelihood"}
     expected |= {"observed_data", "constant_data"}
-    if fit.name == "binary":
+    if case.name == "binary":
         expected |= {"fit", "prior", "prior_predictive", "predictions", "predictions_constant_data"}
     assert set(groups) == expected
-    plates = () if fit.classes is None else ("classes",)
+    plates = () if case.classes is None else ("classes",)
     posterior = groups["posterior"]
     assert posterior["f"].dims == ("chain", "draw", *plates, "data")
     assert posterior["doubled"].dims == posterior["f"].dims  # along the rows of f
@@ -162,37 +159,37 @@ def test_groups_and_dims(fit):
     assert posterior.sizes["chain"] == 1 and posterior.sizes["draw"] == DRAWS
     np.testing.assert_array_equal(posterior["doubled"], 2.0 * posterior["f"])
     # Points repeat: both the parameter and the MAP estimate.
-    assert (posterior["lengthscale"] == float(fit.params["lengthscale"])).all()
-    assert (posterior["variance"] == float(fit.params["variance_auto_loc"])).all()
+    assert (posterior["lengthscale"] == float(case.params["lengthscale"])).all()
+    assert (posterior["variance"] == float(case.params["variance_auto_loc"])).all()
     for group in ("posterior_predictive", "log_likelihood"):
         assert set(groups[group]) == {"y"}  # the factor is no data
         assert groups[group]["y"].dims == ("chain", "draw", "data")
     assert groups["observed_data"]["y"].dims == ("data",)
-    np.testing.assert_array_equal(groups["observed_data"]["y"], fit.args[1])
-    np.testing.assert_array_equal(groups["constant_data"]["X"], fit.args[0])
+    np.testing.assert_array_equal(groups["observed_data"]["y"], case.args[1])
+    np.testing.assert_array_equal(groups["constant_data"]["X"], case.args[0])
     np.testing.assert_array_equal(posterior["data"], np.arange(N))
 
 
-def test_draws_are_of_the_posterior(fit):
+def test_draws_are_of_the_posterior(case):
     """Moments of f, and each log density and predictive mean, against formulas."""
-    posterior = groups_of(fit.data)["posterior"]
+    posterior = groups_of(case.data)["posterior"]
     f = posterior["f"].values[0]
-    q = fit.marginals
+    q = case.marginals
     sd = np.sqrt(q.variance)
     # Means of 400 draws have a standard error of sd / 20; the largest of 30 (or 300) of them
     # stays below 4.5 of these. A variance has a relative one of sqrt(2 / 400) = 0.07.
     assert np.max(np.abs(f.mean(0) - q.mean) / sd) < 4.5 / np.sqrt(DRAWS)
     assert np.max(np.abs(f.var(0) / q.variance - 1)) < 0.35
-    observed = np.asarray(fit.args[1])
+    observed = np.asarray(case.args[1])
     log_density, mean, variance = {
         "binary": bernoulli,
         "count": poisson,
         "ten-class": categorical,
-    }[fit.name](f, observed)
-    found = groups_of(fit.data)["log_likelihood"]["y"].values[0]
+    }[case.name](f, observed)
+    found = groups_of(case.data)["log_likelihood"]["y"].values[0]
     np.testing.assert_allclose(found, log_density, rtol=1e-10)
-    y = groups_of(fit.data)["posterior_predictive"]["y"].values[0]
-    if fit.name == "ten-class":
+    y = groups_of(case.data)["posterior_predictive"]["y"].values[0]
+    if case.name == "ten-class":
         y = y == 3
     # New data vary about their mean given f, and that mean varies with f.
     error = np.sqrt(variance.mean(0) / DRAWS)
@@ -216,18 +213,17 @@ def categorical(f, y):
     return log_p[:, y, np.arange(len(y))], p, p * (1 - p)
 
 
-@pytest.mark.parametrize("fit", ["binary"], indirect=True)
-def test_fit_group(fit):
-    group = groups_of(fit.data)["fit"]
-    np.testing.assert_array_equal(group["losses"], fit.result.losses)
-    np.testing.assert_array_equal(group["site_lr"], np.full(40, 0.5))
+@pytest.mark.parametrize("case", ["binary"], indirect=True)
+def test_fit_group(case):
+    group = groups_of(case.data)["fit"]
+    np.testing.assert_array_equal(group["losses"], case.result.losses)
     assert int(group["rejected"]) == 0
-    assert group["f_inducing_inputs"].shape == (len(fit.args[0][::4]),)
+    assert group["f_inducing_inputs"].shape == (len(case.args[0][::4]),)
     # Minus the loss is the bound plus the log prior of the variance, and without M-steps the
     # last loss is that of the last state.
-    log_prior = dist.LogNormal(0.0, 0.5).log_prob(fit.params["variance_auto_loc"])
+    log_prior = dist.LogNormal(0.0, 0.5).log_prob(case.params["variance_auto_loc"])
     loss = -float(group["bound"]) - float(log_prior)
-    assert loss == pytest.approx(float(fit.result.losses[-1]), rel=1e-10)
+    assert loss == pytest.approx(float(case.result.losses[-1]), rel=1e-10)
 
 
 # ---- what ArviZ users do next ----------------------------------------------------------------
@@ -239,20 +235,18 @@ def drawn_artists():
     return sum(len(ax.lines) + len(ax.patches) + len(ax.collections) for ax in axes)
 
 
-def test_summary(fit):
-    table = az.summary(fit.data, var_names=["variance", "f"])
-    assert len(table) == 1 + N * (fit.classes or 1)
-    index = "f[0]" if fit.classes is None else "f[0, 0]"
-    mean = float(groups_of(fit.data)["posterior"]["f"].mean(("chain", "draw")).values.flat[0])
+def test_summary(case):
+    table = az.summary(case.data, var_names=["variance", "f"])
+    assert len(table) == 1 + N * (case.classes or 1)
+    index = "f[0]" if case.classes is None else "f[0, 0]"
+    mean = float(groups_of(case.data)["posterior"]["f"].mean(("chain", "draw")).values.flat[0])
     assert abs(float(table.loc[index, "mean"]) - mean) < 0.05  # rounded to 2 digits or so
 
 
-def test_psis_loo_agrees_with_cavities(fit):
+def test_psis_loo_agrees_with_cavities(case):
     """PSIS of draws from q and the cavity are two estimates of one thing when q is good."""
-    from numpyro_tsvgp import loo
-
-    psis = az.loo(fit.data, pointwise=True)
-    cavity = loo(fit.guide, fit.params, *fit.args, mix=fit.mix)
+    psis = az.loo(case.data, pointwise=True)
+    cavity = loo(case.result.fit)
     assert cavity["n_data_points"] == N
     # PSIS does not correct the variational error and has Monte Carlo error from 400 draws: a
     # few hundredths of a nat a point.
@@ -271,8 +265,8 @@ def total(elpd):
     return float(elpd["elpd" if ARVIZ_1 else "elpd_loo"])
 
 
-def test_compare(fit):
-    models = {"rbf": fit.data, "matern": fit.other}
+def test_compare(case):
+    models = {"rbf": case.data, "matern": case.other}
     table = az.compare(models, **({"round_to": "none"} if ARVIZ_1 else {}))
     assert sorted(table["rank"]) == [0, 1]
     column = "elpd" if ARVIZ_1 else "elpd_loo"
@@ -281,44 +275,44 @@ def test_compare(fit):
         assert float(table.loc[name, column]) == pytest.approx(total(az.loo(data)), abs=1e-9)
 
 
-def test_posterior_predictive_plot(fit):
+def test_posterior_predictive_plot(case):
     if not ARVIZ_1:
-        az.plot_ppc(fit.data, num_pp_samples=20)
-    elif fit.name == "binary":
-        az.plot_ppc_pava(fit.data)
-    elif fit.name == "count":
-        az.plot_ppc_rootogram(fit.data)
+        az.plot_ppc(case.data, num_pp_samples=20)
+    elif case.name == "binary":
+        az.plot_ppc_pava(case.data)
+    elif case.name == "count":
+        az.plot_ppc_rootogram(case.data)
     else:
         with pytest.warns(UserWarning, match="discrete"):  # it has no plot for many classes
-            az.plot_ppc_dist(fit.data, num_samples=20)
+            az.plot_ppc_dist(case.data, num_samples=20)
     assert drawn_artists() > 1
 
 
-def test_loo_pit(fit):
+def test_loo_pit(case):
     if ARVIZ_1:
-        az.plot_loo_pit(fit.data)
-        pit = az.loo_pit(fit.data)["y"].values
+        az.plot_loo_pit(case.data)
+        pit = az.loo_pit(case.data)["y"].values
     else:
-        az.plot_loo_pit(fit.data, y="y")
-        pit = np.asarray(az.loo_pit(fit.data, y="y"))
+        az.plot_loo_pit(case.data, y="y")
+        pit = np.asarray(az.loo_pit(case.data, y="y"))
     assert drawn_artists() > 0
     assert pit.shape == (N,) and (pit >= 0).all() and (pit <= 1).all()
 
 
-def test_forest_and_trace_plots(fit):
-    az.plot_forest(fit.data, var_names=["variance", "f"], combined=True)
+def test_forest_and_trace_plots(case):
+    az.plot_forest(case.data, var_names=["variance", "f"], combined=True)
     assert drawn_artists() > N
     plt.close("all")
-    coords = {"data": [0]} if fit.classes is None else {"data": [0], "classes": [0, 1]}
-    (az.plot_trace_dist if ARVIZ_1 else az.plot_trace)(fit.data, var_names=["f"], coords=coords)
+    coords = {"data": [0]} if case.classes is None else {"data": [0], "classes": [0, 1]}
+    (az.plot_trace_dist if ARVIZ_1 else az.plot_trace)(case.data, var_names=["f"], coords=coords)
     assert drawn_artists() > 1
 
 
-def test_saves_and_loads(fit, tmp_path):
+def test_saves_and_loads(case, tmp_path):
     path = tmp_path / "fit.nc"
-    fit.data.to_netcdf(path, engine="h5netcdf")
+    case.data.to_netcdf(path, engine="h5netcdf")
     loaded = az.from_netcdf(path, engine="h5netcdf") if ARVIZ_1 else az.from_netcdf(path)
-    before, after = groups_of(fit.data), groups_of(loaded)
+    before, after = groups_of(case.data), groups_of(loaded)
     assert set(before) == set(after)
     for name, group in before.items():
         xr.testing.assert_equal(after[name].load(), group)
@@ -332,7 +326,7 @@ def test_saves_and_loads(fit, tmp_path):
 
 @pytest.fixture(scope="module")
 def normal():
-    """A regression with a sampled and a held hyperparameter, and its compiled update."""
+    """A regression with a sampled and a held hyperparameter, fitted."""
 
     def model(X, y=None, mask=True):
         variance = numpyro.sample("variance", dist.LogNormal(0.0, 0.5))
@@ -344,12 +338,16 @@ def normal():
     rng = np.random.default_rng(4)
     X = jnp.asarray(np.sort(rng.uniform(0.0, 1.0, 25)))
     y = jnp.asarray(np.sin(7.0 * X) + 0.3 * rng.standard_normal(25))
-    return SimpleNamespace(model=model, args=(X, y, jnp.ones(25, bool)))
+    args = (X, y, jnp.ones(25, bool))
+    guide = AutoDualGaussian(model, inducing=X[::3], learn_inducing=False)
+    svi = TSVGP(model, guide, None, site_lr=1.0)
+    state, _ = jax.jit(svi.update)(svi.init(jax.random.key(0), *args), *args)
+    return SimpleNamespace(model=model, args=args, fit=svi.fit(state, *args))
 
 
-@pytest.mark.parametrize("fit", ["binary"], indirect=True)
-def test_prior_and_predictions(fit):
-    groups = groups_of(fit.data)
+@pytest.mark.parametrize("case", ["binary"], indirect=True)
+def test_prior_and_predictions(case):
+    groups = groups_of(case.data)
     prior = groups["prior"]
     assert set(prior) == {"variance", "f", "doubled"}
     log = np.log(prior["variance"].values.ravel())
@@ -359,32 +357,31 @@ def test_prior_and_predictions(fit):
     standard = f / np.sqrt(prior["variance"].values[0])[:, None]  # RBF: marginally N(0, 1)
     assert np.abs(standard.mean(0)).max() < 4.5 / np.sqrt(DRAWS)
     assert np.abs(standard.var(0) - 1).max() < 0.35
-    X = np.asarray(fit.args[0])
-    k = np.exp(-0.5 * ((X[0] - X[8]) / float(fit.params["lengthscale"])) ** 2)
+    X = np.asarray(case.args[0])
+    k = np.exp(-0.5 * ((X[0] - X[8]) / float(case.params["lengthscale"])) ** 2)
     assert abs(np.corrcoef(standard[:, 0], standard[:, 8])[0, 1] - k) < 4 / np.sqrt(DRAWS)
     assert groups["prior_predictive"]["y"].dims == ("chain", "draw", "data")
     assert 0.3 < float(groups["prior_predictive"]["y"].mean()) < 0.7
     new = groups["predictions"]
     assert set(new) == {"f", "doubled", "y"} and new.sizes["data"] == 5
-    mean, variance = (np.asarray(x)[:5] for x in fit.marginals)
+    mean, variance = (np.asarray(x)[:5] for x in case.marginals)
     error = np.abs(new["f"].values[0].mean(0) - mean) / np.sqrt(variance)
     assert np.max(error) < 4.5 / np.sqrt(DRAWS)
     np.testing.assert_array_equal(groups["predictions_constant_data"]["X"], X[:5])
 
 
-@pytest.mark.parametrize("fit", ["binary"], indirect=True)
-def test_draws_through_the_inducing_values(fit):
+@pytest.mark.parametrize("case", ["binary"], indirect=True)
+def test_draws_through_the_inducing_values(case):
     """What large data get: exact marginals, and correlations that the inducing values carry."""
-    options = dict(mix=fit.mix, num_samples=DRAWS, prior=False, log_likelihood=False)
     data = to_arviz(
         jax.random.key(5),
-        fit.guide,
-        fit.params,
-        *fit.args,
-        joint=False,
+        case.result.fit,
+        num_samples=DRAWS,
+        prior=False,
+        log_likelihood=False,
         predictive=False,
+        joint=False,
         rows=[2, 3, 29],
-        **options,
     )
     groups = groups_of(data)
     assert "posterior_predictive" not in groups and "log_likelihood" not in groups
@@ -392,7 +389,7 @@ def test_draws_through_the_inducing_values(fit):
     np.testing.assert_array_equal(groups["posterior"]["data"], [2, 3, 29])
     np.testing.assert_array_equal(groups["posterior"]["doubled"], 2.0 * groups["posterior"]["f"])
     f = groups["posterior"]["f"].values[0]
-    mean, variance = (np.asarray(x)[[2, 3, 29]] for x in fit.marginals)
+    mean, variance = (np.asarray(x)[[2, 3, 29]] for x in case.marginals)
     assert np.max(np.abs(f.mean(0) - mean) / np.sqrt(variance)) < 4.5 / np.sqrt(DRAWS)
     assert np.max(np.abs(f.var(0) / variance - 1)) < 0.3
     assert np.corrcoef(f[:, 0], f[:, 1])[0, 1] > 0.8  # neighbours
@@ -408,19 +405,23 @@ def test_subsampling_plates_give_all_their_data():
 
     X = jnp.linspace(0.0, 1.0, 20)
     y = jnp.sin(6.0 * X)
-    guide = AutoDualGaussian(model, inducing=X[::4], learn_inducing=False)
-    shape = shape_of(whole(guide, (X, y), {}), {}, (X, y), {}, None)
+    svi = TSVGP(model, AutoDualGaussian(model, inducing=X[::4], learn_inducing=False), None)
+    fit = svi.fit(svi.init(jax.random.key(0), X, y), X, y)
+    shape = shape_of(fit.of_all_data(), fit.of_all_data().data)
     np.testing.assert_array_equal(shape.trace["y"]["value"], y)
     assert shape.trace["y"]["scale"] in (None, 1.0)
     np.testing.assert_array_equal(shape.inputs()["X"], X)
     assert shape.inputs()["X"].dims == ("data",)
-    assert guide.model is model  # the guide itself still subsamples
+    assert not fit.data.whole  # the fit itself still subsamples
 
 
 class Independent(MCMCKernel):
     """A sampler that needs no gradient and so compiles at once: independent draws."""
 
     sample_field = "z"
+
+    def __init__(self, model):
+        self.model = model
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
         return IndependentState({"variance": jnp.ones(())}, jnp.zeros(()), rng_key)
@@ -437,23 +438,24 @@ class IndependentState(NamedTuple):
     rng_key: jax.Array
 
 
-def test_chains_of_an_mcmc_over_hyperparameters(normal):
-    """As of MCMC(NUTS(collapse(model, guide, params))), with a sampler that is quick to build."""
-    X, y, mask = normal.args
-    guide = AutoDualGaussian(normal.model, inducing=X[::3], learn_inducing=False)
-    svi = TSVGP(normal.model, guide, None, site_lr=1.0)
-    state, _ = jax.jit(svi.update)(svi.init(jax.random.key(0), X, y, mask), X, y, mask)
-    params = svi.get_params(state)
+def sampled(model, *args):
     mcmc = MCMC(
-        Independent(),
+        Independent(model),
         num_warmup=1,
         num_samples=150,
         num_chains=2,
         chain_method="sequential",
         progress_bar=False,
     )
-    mcmc.run(jax.random.key(3), X, y, mask, extra_fields=("potential_energy",))
-    data = to_arviz(jax.random.key(1), guide, params, X, y, mask, mcmc=mcmc, prior=False)
+    mcmc.run(jax.random.key(3), *args, extra_fields=("potential_energy",))
+    return mcmc
+
+
+def test_chains_of_an_mcmc_over_hyperparameters(normal):
+    """As of MCMC(NUTS(collapse(fit))), with a sampler that is quick to build."""
+    X, y, mask = normal.args
+    mcmc = sampled(collapse(normal.fit, refresh=1), X, y, mask)
+    data = to_arviz(jax.random.key(1), normal.fit, mcmc=mcmc, prior=False)
     groups = groups_of(data)
     posterior = groups["posterior"]
     assert posterior["f"].shape == (2, 150, 25)
@@ -467,33 +469,42 @@ def test_chains_of_an_mcmc_over_hyperparameters(normal):
     assert float(table.loc["variance", "ess_bulk"]) > 150  # the draws are independent
 
     # f is a draw given the hyperparameters of its own draw: standardised, it is N(0, 1).
-    lambda_1, lambda_2 = (np.asarray(x) for x in guide.dual_parameters(params, X)["f"])
     K, k = (np.asarray(kernels.Matern32(0.3)(X[::3], x)) for x in (X[::3], X))
+    a = np.linalg.solve(K, k)  # the variance cancels
     z = []
     for variance, f in zip(grouped.ravel(), posterior["f"].values.reshape(300, 25), strict=True):
-        a = np.linalg.solve(K, k)  # the variance cancels
-        S = np.linalg.inv(np.linalg.inv(variance * K) + lambda_2)
+        S = np.linalg.inv(np.linalg.inv(variance * K) + a @ a.T / 0.3**2)
         marginal = variance * (1 - (a * k).sum(0)) + (a * (S @ a)).sum(0)
-        z.append((f - 0.5 - a.T @ S @ lambda_1) / np.sqrt(marginal))
+        mean = 0.5 + a.T @ S @ a @ (np.asarray(y) - 0.5) / 0.3**2
+        z.append((f - mean) / np.sqrt(marginal))
     z = np.array(z)
     assert np.abs(z.mean(0)).max() < 4.5 / np.sqrt(300)
     assert np.abs(z.var(0) - 1).max() < 0.4
     assert abs(np.corrcoef(grouped.ravel(), z[:, 5])[0, 1]) < 4 / np.sqrt(300)
 
-    with pytest.raises(ValueError, match="collapse"):
-        stub = SimpleNamespace(get_samples=lambda **_: {"other": np.zeros((1, 5))})
-        to_arviz(jax.random.key(1), guide, params, X, y, mask, mcmc=stub)
+
+def test_an_mcmc_of_another_model_is_refused(normal):
+    """Its draws would be taken for those of hyperparameters that go with the sites of the fit."""
+    mcmc = sampled(normal.model, *normal.args)
+    for convert in (partial(to_arviz, jax.random.key(1)), loo):
+        with pytest.raises(ValueError, match=r"run on NUTS\(collapse\(fit\)\).*it samples"):
+            convert(normal.fit, mcmc=mcmc)
+    stub = SimpleNamespace(
+        sampler=SimpleNamespace(model=collapse(normal.fit)),
+        get_samples=lambda **_: {"other": np.zeros((1, 5))},
+    )
+    with pytest.raises(ValueError, match=r"draws of \['other'\].*\['variance'\].*collapse"):
+        to_arviz(jax.random.key(1), normal.fit, mcmc=stub)
 
 
 def test_variational_hyperparameters_are_drawn(normal):
-    X, y, mask = normal.args
-    guide = AutoDualGaussian(normal.model, inducing=X[::3], hyper_guide=AutoNormal)
+    guide = AutoDualGaussian(normal.model, inducing=normal.args[0][::3], hyper_guide=AutoNormal)
     svi = TSVGP(normal.model, guide, None)
-    params = svi.get_params(svi.init(jax.random.key(0), X, y, mask))
+    fit = svi.fit(svi.init(jax.random.key(0), *normal.args), *normal.args)
     options = dict(num_samples=200, prior=False, predictive=False, log_likelihood=False)
-    data = to_arviz(jax.random.key(1), guide, params, X, y, mask, **options)
+    data = to_arviz(jax.random.key(1), fit, **options)
     log = np.log(groups_of(data)["posterior"]["variance"].values.ravel())
-    loc, scale = params["variance_auto_loc"], params["variance_auto_scale"]
+    loc, scale = fit.params["variance_auto_loc"], fit.params["variance_auto_scale"]
     assert abs(log.mean() - loc) < 4 * scale / np.sqrt(200)
     assert abs(log.std() / scale - 1) < 4 / np.sqrt(400)
 
