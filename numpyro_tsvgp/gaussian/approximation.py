@@ -115,6 +115,10 @@ class AtData(Protocol):
         """The posterior at the data points."""
         ...
 
+    def divergence(self, posterior: Any) -> Array:
+        """The divergence of a posterior from the prior, summed over latent functions."""
+        ...
+
     def count_floored(self, posterior: Any) -> Array:
         """How many variances of :meth:`local` rounded to nothing and were raised."""
         ...

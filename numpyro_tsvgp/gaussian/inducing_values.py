@@ -240,6 +240,9 @@ class InducingAtData:
     def local(self, posterior: Posterior) -> Local:
         return local_of(posterior, self.features)
 
+    def divergence(self, posterior: Posterior) -> Array:
+        return whitened.kl_divergence(posterior)
+
     def count_floored(self, posterior: Posterior) -> Array:
         return whitened.count_floored(posterior, self.features)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
+from numpyro.util import find_stack_level
 
 from numpyro_tsvgp.gaussian.features import prior_at
 from numpyro_tsvgp.infer.fit import Fit
@@ -52,6 +55,7 @@ def check_start(
                 f"The site rule {driver.rule!r} cannot be used for GP site '{name}': {why}."
             )
     if hyper_guide.is_point:
+        _warn_of_random_effects(structure, reading)
         return
     values = {name: reading.trace[name]["value"] for name in structure.hyperparameters}
     for name, moves in moves_with(driver.model, reading, call, values).items():
@@ -69,6 +73,26 @@ def check_start(
                 f"The {what} of GP site '{name}' depend on a hyperparameter that hyper_guide makes "
                 f"a distribution, and the guide would hold what is only right at one value. {how}, "
                 "or use point estimates (the default hyper_guide)."
+            )
+
+
+def _warn_of_random_effects(structure: Structure, reading: Reading) -> None:
+    """Plates of Gaussian variables and their scale have no useful joint maximum."""
+    for name in structure.above:
+        site = reading.trace[name]
+        fn = site["fn"]
+        while isinstance(fn, dist.ExpandedDistribution | dist.Independent):
+            fn = fn.base_dist
+        many = site["cond_indep_stack"] and np.size(site["value"]) > 1
+        if many and isinstance(fn, dist.Normal | dist.StudentT | dist.Cauchy):
+            warnings.warn(
+                f"Site '{name}' is a plate of {np.size(site['value'])} latent variables that is "
+                "not a GP, and hyper_guide makes point estimates. The joint maximum of random "
+                "effects and their scale is no estimate of either. Make them a GP, whose sites "
+                f"are fitted like those of any other: {name} = numpyro.sample('{name}', "
+                "GP(scale**2 * kernels.Group(), jnp.arange(groups))), or use a hyper_guide such as "
+                "AutoNormal.",
+                stacklevel=find_stack_level(),
             )
 
 

@@ -33,7 +33,7 @@ from numpyro_tsvgp.model.structure import Structure
 if TYPE_CHECKING:
     from numpyro_tsvgp.infer.guide import GPGuide, Params
 
-__all__ = ["Scene", "e_steps", "nodes_of", "objective_of", "refreshed", "scene_at"]
+__all__ = ["Scene", "Updated", "e_steps", "nodes_of", "objective_of", "refreshed", "scene_at"]
 
 
 class Scene(NamedTuple):
@@ -105,9 +105,21 @@ def scene_at(
     return Scene(guide.model, structure, call, reading, at, nodes)
 
 
-def e_steps(
-    scene: Scene, rule: SiteRule, rate: Any, steps: int
-) -> tuple[dict[str, Approximation], Array]:
+class Updated(NamedTuple):
+    """What site updates led to.
+
+    Attributes:
+      kept: the approximations after them.
+      floored: how many marginal variances were floored on the way.
+      before: the bound before the first of them, on the same data.
+    """
+
+    kept: dict[str, Approximation]
+    floored: Array
+    before: Array
+
+
+def e_steps(scene: Scene, rule: SiteRule, rate: Any, steps: int) -> Updated:
     """Site updates of every GP at fixed hyperparameters.
 
     Features are computed once, and in whitened coordinates nothing is solved in between.
@@ -119,30 +131,37 @@ def e_steps(
       steps: number of updates.
 
     Returns:
-      The approximations after the updates, and how many marginal variances were floored.
+      The approximations after the updates.
     """
     likelihood = scene.likelihood
 
-    def step(_: Any, state: tuple[dict[str, Any], Array]) -> tuple[dict[str, Any], Array]:
-        carries, floored = state
+    def step(i: Any, state: tuple[dict[str, Any], Array, Array]) -> Any:
+        carries, floored, before = state
         posteriors = {name: at.posterior(carries[name]) for name, at in scene.at.items()}
         local = {name: at.local(posteriors[name]) for name, at in scene.at.items()}
         marginals = {
             name: Marginals(local[name].mean + at.process.loc, local[name].variance)
             for name, at in scene.at.items()
         }
-        _, gradients = site_gradients(likelihood, marginals, scene.nodes)
+        expected, gradients = site_gradients(likelihood, marginals, scene.nodes)
+        divergences = [at.divergence(posteriors[name]) for name, at in scene.at.items()]
+        before = jnp.where(i == 0, expected - sum(divergences), before)
         new = {}
         for name, at in scene.at.items():
             q = posteriors[name]
             new[name] = rule.step(carries[name], gradients[name], local[name], q, at, rate)
             floored = floored + at.count_floored(q)
-        return new, floored
+        return new, floored, before
 
     # To the coordinates of the current prior once, before the first update, and back at the end.
-    start = {name: at.start() for name, at in scene.at.items()}, jnp.zeros((), int)
-    carries, floored = step(0, start) if steps == 1 else lax.fori_loop(0, steps, step, start)
-    return {name: at.keep(carries[name]) for name, at in scene.at.items()}, floored
+    carries = {name: at.start() for name, at in scene.at.items()}
+    dtype = jnp.result_type(*(at.process.loc for at in scene.at.values()))
+    start = carries, jnp.zeros((), int), jnp.zeros((), dtype)
+    carries, floored, before = (
+        step(0, start) if steps == 1 else lax.fori_loop(0, steps, step, start)
+    )
+    kept = {name: at.keep(carries[name]) for name, at in scene.at.items()}
+    return Updated(kept, floored, before)
 
 
 def objective_of(
@@ -204,5 +223,5 @@ def refreshed(
         kept = {name: a.synced(p) for name, (p, a) in guide.latents(reading, params).items()}
     else:
         scene = scene_at(guide, structure, call, params, hyper, nodes, key=key)
-        kept, _ = e_steps(scene, rule, 1.0, steps)
+        kept = e_steps(scene, rule, 1.0, steps).kept
     return {**params, **guide.pack(kept)}

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,7 +23,8 @@ from numpyro.util import find_stack_level
 from numpyro_tsvgp.gaussian.linalg import blas_threads
 from numpyro_tsvgp.gaussian.quadrature import GaussHermite, Quadrature
 from numpyro_tsvgp.infer.checks import check_priors, check_rate, check_start, check_state
-from numpyro_tsvgp.infer.density import Scene, e_steps, nodes_of, objective_of, scene_at
+from numpyro_tsvgp.infer.convergence import complaint
+from numpyro_tsvgp.infer.density import Scene, Updated, e_steps, nodes_of, objective_of, scene_at
 from numpyro_tsvgp.infer.failures import diagnose
 from numpyro_tsvgp.infer.fingerprint import fingerprint
 from numpyro_tsvgp.infer.fit import Fit
@@ -274,20 +275,30 @@ class Driver:
 
     def e_step(
         self, state: TSVGPState, key: Array, call: Call, rate: Any = None
-    ) -> tuple[TSVGPState, Array]:
-        """The state after the site updates of one iteration, and a count of floored variances."""
-        if not self.e_steps:
-            return state, jnp.zeros((), int)
-        scene, _ = self._scene(state, self.free(state.optim_state), _Keys.of(key), call)
-        return self._e_step(state, scene, rate)
+    ) -> tuple[TSVGPState, Array, Array | None]:
+        """The state after the site updates of one iteration.
 
-    def _e_step(
-        self, state: TSVGPState, scene: Scene, rate: Any = None
-    ) -> tuple[TSVGPState, Array]:
+        Args:
+          state: the state before.
+          key: key of the iteration.
+          call: arguments of the model.
+          rate: step size; None for that of the driver.
+
+        Returns:
+          The state, a count of floored variances, and what to report as the loss of the iteration
+          in place of the loss of its M-step, or None.
+        """
+        if not self.e_steps:
+            return state, jnp.zeros((), int), None
+        scene, prior = self._scene(state, self.free(state.optim_state), _Keys.of(key), call)
+        new = self._updated(state, scene, rate)
+        kept = _keeping(state, self.guide.pack(new.kept))
+        return kept, new.floored, _reported(scene, new, prior)
+
+    def _updated(self, state: TSVGPState, scene: Scene, rate: Any = None) -> Updated:
         if rate is None:
             rate = self.rate(state.step, scene.reading.subsampling)
-        kept, floored = e_steps(scene.still(), self.rule, rate, self.e_steps)
-        return _keeping(state, self.guide.pack(kept)), floored
+        return e_steps(scene.still(), self.rule, rate, self.e_steps)
 
     def loss(
         self, state: TSVGPState, free: dict[str, Any], key: Array, call: Call, wanted: Any = None
@@ -305,7 +316,9 @@ class Driver:
           **kwargs: keyword arguments of the model.
 
         Returns:
-          The new state and the loss, that of the last M-step.
+          The new state and the loss. It is that of the last M-step, with sites that have just been
+          fitted to the data. On a subsample that would flatter, so there it is the loss before the
+          E-step, whose sites have not seen the batch: an unbiased estimate of the loss on all data.
         """
         return self._update(svi_state, Call(args, kwargs))
 
@@ -316,20 +329,22 @@ class Driver:
         one_step = self.m_steps == 1 and bool(jax.tree.leaves(self.free(optim_state)))
         if optim is not None and one_step and evaluates_once(optim, optim_state):
             # One evaluation does both steps: they share all that depends on hyperparameters.
-            def both(free: dict[str, Any]) -> tuple[Array, tuple[TSVGPState, Array]]:
+            def both(free: dict[str, Any]) -> tuple[Array, Any]:
                 scene, prior = self._scene(state, free, _Keys.of(key), call)
                 if not self.e_steps:
                     value = objective_of(scene, self.objective)
-                    return -(value + prior), (state, jnp.zeros((), int))
-                rate = self.rate(state.step, scene.reading.subsampling)
-                kept, floored = e_steps(scene.still(), self.rule, rate, self.e_steps)
-                value = objective_of(scene, self.objective, fresh=kept)
-                return -(value + prior), (_keeping(state, self.guide.pack(kept)), floored)
+                    return -(value + prior), (state, jnp.zeros((), int), None)
+                new = self._updated(state, scene)
+                value = objective_of(scene, self.objective, fresh=new.kept)
+                kept = _keeping(state, self.guide.pack(new.kept))
+                return -(value + prior), (kept, new.floored, _reported(scene, new, prior))
 
-            (loss, (state, floored)), optim_state = optim.eval_and_update(both, optim_state)
+            (loss, aux), optim_state = optim.eval_and_update(both, optim_state)
+            state, floored, reported = aux
         else:
-            state, floored = self.e_step(state, key, call)
+            state, floored, reported = self.e_step(state, key, call)
             optim_state, loss = self._m_steps(state, key, call)
+        loss = loss if reported is None else reported
         state = dataclasses.replace(
             state,
             optim_state=optim_state,
@@ -446,7 +461,7 @@ class Driver:
 
         @jax.jit
         def attempt(state: TSVGPState, rate: Any, call: Call) -> tuple[TSVGPState, Array]:
-            new, _ = self.e_step(state, key, call, rate)
+            new, _, _ = self.e_step(state, key, call, rate)
             return new, self.loss(new, self.free(new.optim_state), key, call)
 
         subsampling = read(self.model, call, key=key, first_rows=True).subsampling
@@ -470,8 +485,9 @@ class Driver:
         """Runs ``num_steps`` updates with a progress bar.
 
         An interrupt (Ctrl-C) ends the run and returns what is fitted so far, with a warning. Where
-        the first E-step would overshoot, sites are first brought near their optimum at the
-        initial hyperparameters, by shorter steps.
+        the first E-steps overshoot, the run starts again from sites near their optimum at the
+        initial hyperparameters, reached by shorter steps. Losses that end far above their best, or
+        that alternate between two values, are a warning.
 
         Args:
           rng_key: random key of the initial state.
@@ -517,9 +533,15 @@ class Driver:
             self.guide.unpack(name, params).largest_factor for name in state.structure.gps
         )
         started = time.monotonic()
+        points, subsampling = count_points(self, call)
+        rate = float(self.rate(state.step + num_steps - 1, subsampling))
+
+        def careful_start(losses: Sequence[float]) -> TSVGPState | None:
+            if init_state is None and overshoots(losses, points, subsampled=subsampling > 1):
+                return self._settled(state, call)
+            return None
+
         with blas_threads(largest):
-            if init_state is None and overshoots(step(state, call)[1], read_rows(self, call)):
-                state = self._settled(state, call)
             result = run_steps(
                 lambda state: step(state, call),
                 state,
@@ -527,6 +549,10 @@ class Driver:
                 result=partial(self._result, call),
                 usable=lambda state: bool(self._is_usable(state, call)),
                 diagnose=lambda state: diagnose(self, state, call),
+                judge=lambda losses: complaint(
+                    losses, points, subsampled=subsampling > 1, rate=rate
+                ),
+                careful_start=careful_start,
                 fingerprint=self._fingerprint(state, call) if checkpoint is not None else {},
                 progress_bar=progress_bar,
                 checkpoint=checkpoint,
@@ -560,10 +586,16 @@ class Driver:
         return result
 
 
-def read_rows(driver: Driver, call: Call) -> float:
-    """How many data points there are, subsampled or not."""
+def count_points(driver: Driver, call: Call) -> tuple[float, float]:
+    """How many data points there are, subsampled or not, and how many times those of a batch."""
     reading = read(driver.model, call, key=jax.random.key(0), first_rows=True)
-    return reading.subsampling * max(site.rows for site in reading.gps.values())
+    subsampling = reading.subsampling
+    return subsampling * max(site.rows for site in reading.gps.values()), subsampling
+
+
+def _reported(scene: Scene, new: Updated, prior: Array) -> Array | None:
+    """Minus the bound before an E-step, where the data are a subsample; None where they are all."""
+    return -(new.before + prior) if scene.reading.subsampling > 1 else None
 
 
 def _keeping(state: TSVGPState, new: Mapping[str, Array]) -> TSVGPState:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ __all__ = ["all_finite", "run_steps"]
 
 # So many rejected updates in a row will not be followed by a good one.
 _HOPELESS = 20
+# So many losses are looked at one by one, as they come; later ones a twentieth of the run at once.
+_WATCHED = 10
 
 
 def all_finite(tree: Any) -> Array:
@@ -38,6 +40,8 @@ def run_steps(
     result: Callable[[TSVGPState, Any], TSVGPRunResult],
     usable: Callable[[TSVGPState], bool],
     diagnose: Callable[[TSVGPState], str],
+    judge: Callable[[Array], str | None] = lambda losses: None,
+    careful_start: Callable[[Sequence[float]], TSVGPState | None] = lambda losses: None,
     fingerprint: Mapping[str, str],
     progress_bar: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -52,6 +56,8 @@ def run_steps(
       result: makes a result of a state and losses.
       usable: whether a state is finite and can be gone on from.
       diagnose: says why the step after a usable state is not.
+      judge: what all losses say against the result, as a warning, or None.
+      careful_start: gives a better state to start from, if the first losses ask for one.
       fingerprint: what the run is a run of, by part; a checkpoint of another is refused.
       progress_bar: whether to show progress.
       checkpoint: file to save to, and to go on from if it exists.
@@ -68,6 +74,7 @@ def run_steps(
         return result(state, jnp.asarray(jax.device_get(losses)))
 
     losses: list[Any] = []
+    is_careful = False
     if checkpoint_every is not None and checkpoint_every < 1:
         raise ValueError(f"checkpoint_every must be at least 1, got {checkpoint_every}.")
     if checkpoint is not None and not Path(checkpoint).parent.is_dir():  # not after an hour
@@ -82,6 +89,8 @@ def run_steps(
         _check_same_run(checkpoint, fingerprint)
         losses = list(np.asarray(saved["losses"]))
         state = read_tree(checkpoint, like=made(state, losses)).state
+        is_careful = bool(read_meta(checkpoint).get("is_careful"))
+    save = _Saving(checkpoint, fingerprint)
     report = max(num_steps // 20, 1)
     every = report if checkpoint_every is None else checkpoint_every
     good = state, len(losses)
@@ -92,6 +101,14 @@ def run_steps(
                 losses.append(loss)
                 bar.update()
                 i = len(losses)
+                if i <= _WATCHED and not is_careful:
+                    losses[-1] = np.asarray(loss)
+                    better = careful_start([float(x) for x in losses])
+                    if better is not None:
+                        state, losses, is_careful = better, [], True
+                        good = state, 0
+                        bar.reset()
+                        continue
                 # What is saved must be finite, or it would replace the last good fit.
                 saving = checkpoint is not None and (i % every == 0 or i == num_steps)
                 if saving or i % report == 0 or i == num_steps:
@@ -108,8 +125,8 @@ def run_steps(
                         )
                     good = state, i
                     _describe(bar, losses, first)
-                if checkpoint is not None and saving:
-                    write_tree(checkpoint, made(state, losses), {"run": dict(fingerprint)})
+                if saving:
+                    save(made(state, losses), is_careful)
         except KeyboardInterrupt:
             if not usable(state):
                 state, losses = good[0], losses[: good[1]]
@@ -123,7 +140,33 @@ def run_steps(
             "or learning rate may avoid this.",
             stacklevel=find_stack_level(),
         )
-    return made(state, losses)
+    end = made(state, losses)
+    against = judge(end.losses)
+    if against is not None:
+        warnings.warn(against, stacklevel=find_stack_level())
+    return end
+
+
+class _Saving:
+    """Saves to a file; where that fails the fit goes on, with a warning."""
+
+    def __init__(self, path: Any, fingerprint: Mapping[str, str]) -> None:
+        self.path, self.fingerprint = path, fingerprint
+        self.has_failed = False
+
+    def __call__(self, result: TSVGPRunResult, is_careful: bool) -> None:
+        meta = {"run": dict(self.fingerprint), "is_careful": is_careful}
+        try:
+            write_tree(self.path, result, meta)
+        except OSError as error:  # a disk that is full, a folder that is gone
+            if not self.has_failed:
+                warnings.warn(
+                    f"The checkpoint '{self.path}' could not be written after "
+                    f"{len(result.losses)} updates: {error}. The fit goes on without it and tries "
+                    "again later.",
+                    stacklevel=find_stack_level(),
+                )
+            self.has_failed = True
 
 
 def _check_same_run(checkpoint: Any, fingerprint: Mapping[str, str]) -> None:

@@ -17,7 +17,7 @@ from jax import Array
 from numpyro.util import find_stack_level
 
 from numpyro_tsvgp.model.arguments import Call
-from numpyro_tsvgp.model.coupling import couplings
+from numpyro_tsvgp.model.coupling import couplings, hyper_values, nudged
 from numpyro_tsvgp.model.likelihood import log_likelihood
 from numpyro_tsvgp.model.read import (
     GPSite,
@@ -75,8 +75,8 @@ def inspect(model: Model, call: Call) -> tuple[Structure, Reading]:
     for name in latents:
         _check_hyperparameter(name, trace[name], observed, below=name in below)
     _check_not_deep(model, reading, call)
-    _check_density(model, reading, call, below)
     axes, dim, proven = couplings(model, reading, call, sorted(below))
+    _check_density(model, reading, call, below)
     structure = Structure(
         gps=tuple(reading.gps),
         hyper=hyper_sites(reading, latents),
@@ -155,6 +155,15 @@ def _check_hyperparameter(
             "not see. Put it into the likelihood instead, or pass all rows in each step."
         )
     if below:
+        warnings.warn(
+            f"Site '{name}' is a latent variable that depends on a GP and is not one. Its density "
+            "is a term of the likelihood at the value that hyper_guide holds, so the GP's means "
+            "are right and its variances are those given that value: too small. If it stands for "
+            "noise, put it into the likelihood instead; if it is a random effect, make it a GP "
+            "with kernels.Group; or sample it with NUTS on collapse(fit), given which the GP is "
+            "right.",
+            stacklevel=find_stack_level(),
+        )
         return
     data_plates = {f.name: f.size for data in observed.values() for f in data["cond_indep_stack"]}
     largest = max(data_plates.values(), default=0)
@@ -219,15 +228,25 @@ def _check_density(model: Model, reading: Reading, call: Call, below: set[str]) 
         + jnp.asarray(0.5 * rng.standard_normal((site.functions, site.rows)), site.loc.dtype)
         for name, site in reading.gps.items()
     }
-    gradient = jax.jit(jax.grad(log_likelihood(model, reading, call, below)))(values)
-    if not all(bool(jnp.isfinite(g).all()) for g in gradient.values()):
+
+    @jax.jit
+    def gradient(hyper: dict[str, Any]) -> dict[str, Array]:
+        here = reading._replace(pinned={**reading.pinned, **hyper})
+        return jax.grad(log_likelihood(model, here, call, below))(values)
+
+    hyper = hyper_values(reading)
+    found = gradient(hyper)
+    if not all(bool(jnp.isfinite(g).all()) for g in found.values()):
         raise ValueError(
             "The log-likelihood has no finite gradient at values of the GPs near their prior "
             "mean. Check that the data lie in the support of the likelihood and that its "
             "parameters are valid for every real value of f (a scale needs jnp.exp(f), a "
             "probability a link function)."
         )
-    flat = [name for name, g in gradient.items() if not bool((g != 0).any())]
+    flat = [name for name, g in found.items() if not bool((g != 0).any())]
+    if flat:  # unless a coefficient that happens to start at zero is why
+        found = gradient({name: nudged(value, rng) for name, value in hyper.items()})
+        flat = [name for name in flat if not bool((found[name] != 0).any())]
     if flat:
         raise ValueError(
             f"The likelihood does not depend on GP site '{flat[0]}', or is constant wherever it "

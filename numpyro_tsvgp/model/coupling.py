@@ -26,7 +26,7 @@ from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.read import GPSite, Model, Reading, is_observed, read, run_with
 from numpyro_tsvgp.model.reads import Source, Terms, terms
 
-__all__ = ["Couplings", "couplings", "hyper_values", "sources"]
+__all__ = ["Couplings", "couplings", "hyper_values", "nudged", "sources"]
 
 # Numbers that the analysis holds for one array; with more, it looks at some of the rows.
 _NUMBERS = 2**25
@@ -217,7 +217,7 @@ class _Probe:
             self.base[name] = site.loc + jnp.asarray(0.5 * noise[0], site.loc.dtype)
             self.shift[name] = jnp.asarray(0.25 * np.abs(noise[1]) + 0.1, site.loc.dtype)
         hyper = {
-            k: _nudged(v, rng) if seed else v  # the values it starts from are among those tried
+            k: nudged(v, rng) if seed else v  # the values it starts from are among those tried
             for k, v in hyper_values(reading).items()
         }
 
@@ -273,7 +273,7 @@ class _Probe:
         return touches
 
 
-def _nudged(value: Any, rng: np.random.RandomState) -> Any:
+def nudged(value: Any, rng: np.random.RandomState) -> Any:
     """A hyperparameter at another value, of the same sign and order of magnitude."""
     value = jnp.asarray(value)
     if not jnp.issubdtype(value.dtype, jnp.floating):

@@ -1,5 +1,6 @@
 """Models of every kind that NumPyro can write: each fitted, and its bound recomputed in NumPy."""
 
+import dataclasses
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -56,7 +57,9 @@ class Fitter:
             before = state
             state, loss = self.update(state, *args)
             losses.append(float(loss))
-        params = self.svi.get_params(state._replace(optim_state=before.optim_state))
+        params = self.svi.get_params(
+            dataclasses.replace(state, optim_state=before.optim_state)
+        )
         return Fit(self.guide, params, np.array(losses))
 
 

@@ -14,7 +14,10 @@ from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoNormal
 from scipy import stats
 
-from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels, posterior
+from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
+from numpyro_tsvgp.gaussian import rows
+from numpyro_tsvgp.infer import prediction
+from numpyro_tsvgp.model.arguments import Call
 
 N, M, NEW, DRAWS = 30, 6, 9, 20_000
 RNG = np.random.RandomState(5)
@@ -59,7 +62,7 @@ def reference(kind, X_new):
     guide, params = fit(kind)
     return dense.posterior(
         lambda A, B: dense.rbf(A, B, params["lengthscale"], params["variance_auto_loc"]),
-        params["f_auto_inducing"],
+        X if kind == "full" else params["f_auto_inducing"],
         X_new,
         guide.dual_parameters(params, X_new)["f"],
         mean=2.0 * X_new,
@@ -168,6 +171,7 @@ def test_parallel_predictive_draws_the_same():
 # ---- variational hyperparameters -------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_variational_hyperparameters():
     """AutoNormal: draws of hyperparameters and function values go together."""
@@ -217,10 +221,10 @@ def test_marginals_in_chunks_are_the_same(monkeypatch):
     many = np.linspace(-1.0, 2.0, 700)
     whole = guide.marginals(params, many)["f"]
     assert whole.mean.shape == (2, 700)
-    monkeypatch.setattr(posterior, "_CHUNK_ELEMENTS", 1)
-    posterior.marginals.clear_cache()
+    monkeypatch.setattr(rows, "_ELEMENTS", 1)
+    prediction.marginals_of.clear_cache()
     chunked = guide.marginals(params, many)["f"]
-    posterior.marginals.clear_cache()
+    prediction.marginals_of.clear_cache()
     # Products of other shapes may round otherwise.
     np.testing.assert_allclose(chunked.mean, whole.mean, rtol=1e-12, atol=1e-13)
     np.testing.assert_allclose(chunked.variance, whole.variance, rtol=1e-12, atol=1e-13)
@@ -238,12 +242,12 @@ def test_marginals_at_many_inputs_in_bounded_memory():
     svi = TSVGP(rough, guide, None)
     data = np.linspace(0.0, 1.0, m), np.zeros(m)
     params = svi.get_params(svi.init(jax.random.key(0), *data))
-    site = guide.read(params, (np.linspace(0.0, 1.0, n),), {}).gps["f"]
-    program = posterior.marginals.lower(site, guide.unpack("f", params)).compile()
+    reading = guide.read(Call((np.linspace(0.0, 1.0, n),), {}), params)
+    program = prediction.marginals_of.lower(guide.latents(reading, params)["f"]).compile()
     # What the program allocates besides its arguments and results: a few chunks of 2^22 numbers,
     # and vectors as long as the inputs. The features alone would be 800 MB.
     memory = program.memory_analysis().temp_size_in_bytes
-    assert memory < 8 * (4 * posterior._CHUNK_ELEMENTS + 5 * n) < 8 * m * n / 4
+    assert memory < 8 * (4 * rows._ELEMENTS + 5 * n) < 8 * m * n / 4
 
 
 def test_marginals_at_200_000_inputs():
@@ -277,16 +281,17 @@ def _factorisations(predictive, *args):
     return [(name, loop) for name, loop in found if name in ("cholesky", "triangular_solve")]
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_a_thousand_draws_at_2000_inputs_factorise_once(monkeypatch, optimised):
     guide, params = fit()
-    joint, calls = posterior.joint, []
+    joint, calls = prediction.joint_of, []
 
-    def counted(site, fitted):
-        calls.append(site.gp.X.shape)
-        return joint(site, fitted)
+    def counted(latent):
+        calls.append(latent.process.X.shape)
+        return joint(latent)
 
-    monkeypatch.setattr(posterior, "joint", counted)
+    monkeypatch.setattr(prediction, "joint_of", counted)
     new = np.linspace(-1.0, 2.0, 2000)
     predictive = Predictive(
         model, guide=guide, params=params, num_samples=1000, return_sites=["f", "y"]
