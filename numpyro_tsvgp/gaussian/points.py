@@ -19,6 +19,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from numpyro_tsvgp.gaussian import whitened
@@ -202,6 +203,6 @@ def initial_full_points(process: Process) -> FullPoints:
     return FullPoints(*_initial(process))
 
 
-def _initial(process: Process) -> tuple[Array, Array, Array, Array]:
-    shape, dtype = (process.functions, process.rows), process.loc.dtype
-    return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), process.X, process.loc
+def _initial(process: Process) -> tuple[Any, Any, Array, Array]:
+    zero = np.zeros((process.functions, process.rows), process.loc.dtype)  # nothing to compile
+    return zero, zero, process.X, process.loc

@@ -27,9 +27,10 @@ Shapes are those of :mod:`numpyro_tsvgp.gaussian.features`.
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from numpyro_tsvgp.gaussian.features import Prior, features_at
@@ -182,11 +183,11 @@ def initial_tied(
     """
     p, m, dtype = process.functions, inducing.shape[0], process.loc.dtype
     k = process.kernel_axis(inducing)
-    fields = {
+    fields: dict[str, Any] = {  # of NumPy, which has nothing to compile
         "inducing": inducing,
-        "linear": jnp.zeros((p, m), dtype),
-        "quadratic": jnp.zeros((p, m, m), dtype),
-        "inverse": jnp.broadcast_to(jnp.eye(m, dtype=dtype), (k, m, m)),
+        "linear": np.zeros((p, m), dtype),
+        "quadratic": np.zeros((p, m, m), dtype),
+        "inverse": np.broadcast_to(np.eye(m, dtype=dtype), (k, m, m)),
         "prior_mean": prior_mean,
     }
     return MovingTied(**fields, anchor=inducing) if moving else Tied(**fields)

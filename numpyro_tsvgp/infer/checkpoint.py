@@ -80,7 +80,7 @@ def write_tree(
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        Path(temporary).unlink(missing_ok=True)  # its folder may be gone
         raise
 
 

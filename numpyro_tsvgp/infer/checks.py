@@ -9,21 +9,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from numpyro import handlers
 from numpyro.util import find_stack_level
 
 from numpyro_tsvgp.gaussian.features import prior_at
 from numpyro_tsvgp.infer.fit import Fit
 from numpyro_tsvgp.infer.hyper import HyperGuide
 from numpyro_tsvgp.infer.loop import all_finite
+from numpyro_tsvgp.infer.memory import refuses_matrix
 from numpyro_tsvgp.infer.state import TSVGPState
 from numpyro_tsvgp.model.arguments import Call
+from numpyro_tsvgp.model.checks import inspect
 from numpyro_tsvgp.model.read import Reading
 from numpyro_tsvgp.model.structure import Structure, moves_with
 
 if TYPE_CHECKING:
     from numpyro_tsvgp.infer.driver import Driver
 
-__all__ = ["check_priors", "check_rate", "check_start", "check_state"]
+__all__ = ["check_priors", "check_rate", "check_site_lr", "check_start", "check_state"]
 
 _prior = jax.jit(prior_at)
 
@@ -49,6 +52,14 @@ def check_start(
         refusal = guide.refuses(name, site, reading)
         if refusal is not None:
             raise ValueError(refusal)
+        if not guide.has_inducing(name):
+            too_large = refuses_matrix(site.rows, site.loc.dtype)
+            if too_large is not None:
+                raise ValueError(
+                    f"GP site '{name}' has {site.rows:,} rows and no inducing inputs, which asks "
+                    f"for {too_large}. Give the guide inducing inputs, as in "
+                    "inducing=inducing.kmeans(key, X, 500)."
+                )
         why = driver.rule.refuses(kind)  # type: ignore[arg-type]
         if why is not None:
             raise ValueError(
@@ -126,15 +137,62 @@ def check_state(driver: Driver, state: TSVGPState, call: Call | None = None) -> 
         )
     if call is None:
         return
-    from numpyro_tsvgp.model.checks import inspect
-
-    structure, _ = inspect(driver.model, call)
+    structure, reading = inspect(driver.model, call)
     if structure.gps != state.structure.gps or structure.hyper != state.structure.hyper:
         raise ValueError(
             "The state is one of another model: its GP sites are "
             f"{list(state.structure.gps)} and its hyperparameters "
             f"{list(state.structure.hyperparameters)}, where this model has "
             f"{list(structure.gps)} and {list(structure.hyperparameters)}."
+        )
+    hyper_guide = driver.guide.hyper_guide(structure.hyper, call)
+    with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=0):
+        hyper_guide(call)
+    declared = {
+        name for name, site in [*trace.items(), *reading.trace.items()] if site["type"] == "param"
+    }
+    fields = {key for name in structure.gps for key in driver.guide.fields_of(name)}
+    if have != declared | fields:
+        raise ValueError(
+            "The state is one of another model or guide: its parameters are "
+            f"{sorted(have)}, where this model and guide have {sorted(declared | fields)}."
+        )
+    params = driver.get_params(state)
+    for name, site in reading.gps.items():
+        kind = driver.guide.kind(name)
+        initial = driver.guide.initial(name, site, reading)
+        field = "loc" if hasattr(initial, "loc") else "linear"
+        axes = 1 if kind.keeps_sums else 2  # of functions, and of data points
+        found = jnp.shape(getattr(driver.guide.unpack(name, params), field))[:axes]
+        wanted = jnp.shape(getattr(initial, field))[:axes]
+        if found != wanted:
+            raise ValueError(
+                f"The state is one of other data: what it keeps of GP site '{name}' has shape "
+                f"{found} (functions{', data points' if axes == 2 else ''}), where these data ask "
+                f"for {wanted}. Start from svi.init on these data, or pass those of the state."
+            )
+
+
+def check_site_lr(rate: Any) -> None:
+    """The rate of E-steps must be a number in (0, 1], a schedule or None.
+
+    Args:
+      rate: what was given.
+
+    Raises:
+      TypeError: if it is something else, such as an optimizer.
+      ValueError: if it is a number that is not in (0, 1].
+    """
+    is_number = isinstance(rate, int | float | np.number | np.ndarray | jax.Array)
+    if is_number and np.ndim(rate) == 0:
+        if not 0 < rate <= 1:
+            raise ValueError(f"site_lr must lie in (0, 1], got {rate}.")
+    elif rate is not None and not callable(rate):
+        # An optimizer of optax or NumPyro has an update.
+        hint = "; an optimizer is the third argument, optim" if hasattr(rate, "update") else ""
+        raise TypeError(
+            "site_lr is the rate of E-steps, a number in (0, 1] or a function of the step, got "
+            f"{type(rate).__name__}{hint}."
         )
 
 

@@ -17,7 +17,7 @@ _ERRORS = 8.0
 _ALTERNATIONS = 20
 
 
-def complaint(losses: Any, points: float, *, subsampled: bool, rate: float) -> str | None:
+def complaint(losses: Any, points: float, *, subsampled: bool, rate: float | None) -> str | None:
     """Why the result of a run should not be trusted, or None.
 
     The run is cut into ten blocks. A last block whose median is far above the best of them, in
@@ -28,7 +28,7 @@ def complaint(losses: Any, points: float, *, subsampled: bool, rate: float) -> s
       losses: the losses of a run.
       points: the number of data points.
       subsampled: whether each loss is that of another minibatch.
-      rate: the rate of the E-steps at the end.
+      rate: the rate of the E-steps at the end, or None if there are none.
 
     Returns:
       A sentence with what to do.
@@ -46,7 +46,9 @@ def complaint(losses: Any, points: float, *, subsampled: bool, rate: float) -> s
     return _divergence(losses, points, subsampled, rate) or _cycle(losses, rate)
 
 
-def _divergence(losses: np.ndarray, points: float, subsampled: bool, rate: float) -> str | None:
+def _divergence(
+    losses: np.ndarray, points: float, subsampled: bool, rate: float | None
+) -> str | None:
     size = max(len(losses) // 10, min(5, len(losses) // 3))
     if size < 2:
         return None
@@ -68,7 +70,7 @@ def _divergence(losses: np.ndarray, points: float, subsampled: bool, rate: float
     )
 
 
-def _cycle(losses: np.ndarray, rate: float) -> str | None:
+def _cycle(losses: np.ndarray, rate: float | None) -> str | None:
     count = min(_ALTERNATIONS, len(losses) // 2)
     if count < 6:
         return None
@@ -84,12 +86,14 @@ def _cycle(losses: np.ndarray, rate: float) -> str | None:
         return None
     low, high = sorted(recent[-2:])
     return (
-        f"The losses alternate between {low:.6g} and {high:.6g}: E-steps overshoot, one to either "
+        f"The losses alternate between {low:.6g} and {high:.6g}: steps overshoot, one to either "
         f"side, and the fit does not converge. {_advice(rate)}"
     )
 
 
-def _advice(rate: float) -> str:
+def _advice(rate: float | None) -> str:
+    if rate is None:
+        return "Try a smaller learning rate."
     return (
         f"Try a smaller site_lr, such as {rate / 5:.1g} (it was {rate:.2g}), and if that does not "
         "help a smaller learning rate."

@@ -22,7 +22,13 @@ from numpyro.util import find_stack_level
 
 from numpyro_tsvgp.gaussian.linalg import blas_threads
 from numpyro_tsvgp.gaussian.quadrature import GaussHermite, Quadrature
-from numpyro_tsvgp.infer.checks import check_priors, check_rate, check_start, check_state
+from numpyro_tsvgp.infer.checks import (
+    check_priors,
+    check_rate,
+    check_site_lr,
+    check_start,
+    check_state,
+)
 from numpyro_tsvgp.infer.convergence import complaint
 from numpyro_tsvgp.infer.density import Scene, Updated, e_steps, nodes_of, objective_of, scene_at
 from numpyro_tsvgp.infer.failures import diagnose
@@ -38,7 +44,7 @@ from numpyro_tsvgp.infer.warmup import overshoots, settle
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.checks import inspect
 from numpyro_tsvgp.model.likelihood import log_prior
-from numpyro_tsvgp.model.read import read
+from numpyro_tsvgp.model.read import Reading, read
 
 __all__ = ["Driver", "Rate"]
 
@@ -99,13 +105,7 @@ class Driver:
                 f"e_steps and m_steps must be at least 1, got {e_steps} and {m_steps}. To hold "
                 "hyperparameters and update sites alone, pass optim=None."
             )
-        if isinstance(site_lr, int | float) and not 0 < site_lr <= 1:
-            raise ValueError(f"site_lr must lie in (0, 1], got {site_lr}.")
-        if not (site_lr is None or callable(site_lr) or jnp.ndim(site_lr) == 0):
-            raise TypeError(
-                f"site_lr is the rate of E-steps, a number in (0, 1] or a function of the step, "
-                f"got {type(site_lr).__name__}."
-            )
+        check_site_lr(site_lr)
         self.model = model
         self.guide = guide
         self.optim: _NumPyroOptim | None = as_optimizer(optim)
@@ -272,6 +272,15 @@ class Driver:
             for_gradient=True,
         )
         return scene, log_prior(scene.reading, structure.above) - log_q
+
+    def reading(self, state: TSVGPState, call: Call) -> Reading:
+        """The model as the next update of a state reads it, on the same batch."""
+        keys = _Keys.of(jax.random.split(state.rng_key)[1])
+        params = self.get_params(state)
+        hyper, _ = self.guide.hyper_guide(state.structure.hyper, call).draw(
+            keys.hyper, params, call
+        )
+        return read(self.model, call, values={**params, **hyper}, key=keys.model)
 
     def e_step(
         self, state: TSVGPState, key: Array, call: Call, rate: Any = None
@@ -534,7 +543,7 @@ class Driver:
         )
         started = time.monotonic()
         points, subsampling = count_points(self, call)
-        rate = float(self.rate(state.step + num_steps - 1, subsampling))
+        rate = float(self.rate(state.step + num_steps - 1, subsampling)) if self.e_steps else None
 
         def careful_start(losses: Sequence[float]) -> TSVGPState | None:
             if init_state is None and overshoots(losses, points, subsampled=subsampling > 1):

@@ -15,6 +15,7 @@ from numpyro_tsvgp.infer.loop import all_finite
 from numpyro_tsvgp.infer.prediction import marginals_of
 from numpyro_tsvgp.infer.state import TSVGPState
 from numpyro_tsvgp.model.arguments import Call
+from numpyro_tsvgp.model.checks import check_values
 
 if TYPE_CHECKING:
     from numpyro_tsvgp.infer.driver import Driver
@@ -29,6 +30,7 @@ def diagnose(driver: Driver, state: TSVGPState, call: Call) -> str:
         return driver.fit(state, *call.args, **call.kwargs)
 
     try:
+        check_values(driver.reading(state, call))
         check_priors(fit_of(state))
     except ValueError as error:
         return str(error)

@@ -23,7 +23,7 @@ from numpyro_tsvgp.gaussian.quadrature import Marginals
 from numpyro_tsvgp.infer import prediction
 from numpyro_tsvgp.infer.hyper import HyperGuide, Params
 from numpyro_tsvgp.model.arguments import Call
-from numpyro_tsvgp.model.checks import check_inducing
+from numpyro_tsvgp.model.checks import check_inducing, check_parameters
 from numpyro_tsvgp.model.read import GPSite, Reading, is_latent, read
 from numpyro_tsvgp.model.structure import (
     HyperSites,
@@ -243,6 +243,8 @@ class GPGuide(AutoGuide):
                 "inputs to predict at, as in guide.marginals(params, X_new), and let the model "
                 "take the number of points from them: numpyro.plate('data', X.shape[0])."
             ) from error
+        needed = [key for name in reading.gps for key in self.fields_of(name)]
+        check_parameters(reading, params, needed)
         return reading, call
 
     def _at(self, params: Params, args: Any, kwargs: Any) -> tuple[Call, HyperGuide]:

@@ -83,6 +83,7 @@ class HyperGuide:
             return self.point(params), jnp.zeros(())
         with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=key):
             handlers.substitute(self.autoguide, data=dict(params))(*call.args, **call.kwargs)
+        _check_complete([k for k, site in trace.items() if site["type"] == "param"], params)
         total = jnp.zeros(())
         for site in trace.values():
             if site["type"] == "sample":  # with those of the autoguide itself
@@ -91,7 +92,13 @@ class HyperGuide:
 
     def point(self, params: Params) -> dict[str, Array]:
         """The median, which is the point itself where hyperparameters are points."""
-        return {} if self.autoguide is None else dict(self.autoguide.median(dict(params)))
+        if self.autoguide is None:
+            return {}
+        try:
+            return dict(self.autoguide.median(dict(params)))
+        except KeyError as error:
+            _check_complete(list(error.args), params)
+            raise
 
     def quantiles(self, params: Params, quantiles: Any) -> dict[str, Array]:
         """Quantiles of the hyperparameters, with a leading axis when several are asked for."""
@@ -104,6 +111,16 @@ class HyperGuide:
             name: jnp.broadcast_to(value, shape + jnp.shape(value))
             for name, value in self.point(params).items()
         }
+
+
+def _check_complete(needed: list[str], params: Params) -> None:
+    missing = sorted(set(needed) - set(params))
+    if missing:
+        raise ValueError(
+            f"The parameters have no {missing}, which the guide of the hyperparameters keeps: they "
+            "are those of another model or guide, or incomplete. Pass those of a fit of this "
+            f"model, as in result.params; these are {sorted(params)}."
+        )
 
 
 def _prior(

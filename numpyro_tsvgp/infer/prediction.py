@@ -14,6 +14,7 @@ from numpyro_tsvgp.gaussian.process import Process
 from numpyro_tsvgp.gaussian.quadrature import Marginals
 from numpyro_tsvgp.infer.hyper import HyperGuide, Params
 from numpyro_tsvgp.infer.joint import GPPosterior
+from numpyro_tsvgp.infer.memory import refuses_matrix
 from numpyro_tsvgp.model.arguments import Call
 
 if TYPE_CHECKING:
@@ -30,9 +31,20 @@ def marginals_of(latent: Latent) -> Marginals:
     return Marginals(process.unflatten(process.loc + local.mean), process.unflatten(local.variance))
 
 
-@jax.jit
 def joint_of(latent: Latent) -> GPPosterior:
     """The joint posterior of one GP site, ready to be drawn from."""
+    rows = latent.process.rows
+    too_large = refuses_matrix(rows, latent.process.loc.dtype)
+    if too_large is not None:
+        raise ValueError(
+            f"Joint draws at {rows:,} inputs ask for {too_large}. Use marginals, which need no "
+            "such matrix, or draw at fewer inputs."
+        )
+    return _joint_of(latent)
+
+
+@jax.jit
+def _joint_of(latent: Latent) -> GPPosterior:
     return GPPosterior(latent.approximation.joint(latent.process), latent.process.batch_shape)
 
 

@@ -5,8 +5,9 @@ Every message names the site, says what is wrong, and says what to do.
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -14,8 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
+from numpyro.primitives import Messenger
 from numpyro.util import find_stack_level
 
+from numpyro_tsvgp.distributions import is_masked
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.coupling import couplings, hyper_values, nudged
 from numpyro_tsvgp.model.likelihood import log_likelihood
@@ -31,7 +34,14 @@ from numpyro_tsvgp.model.read import (
 )
 from numpyro_tsvgp.model.structure import Structure, hyper_sites, latents_below, moves_with, unread
 
-__all__ = ["check_inducing", "inspect"]
+__all__ = ["check_inducing", "check_parameters", "check_values", "inspect"]
+
+# So many rows of data that plates draw batches of are looked at in one run of the model.
+_ROWS_AT_ONCE = 2**16
+# Inputs at which a kernel is looked at.
+_SOME = 8
+# So many values are not sorted by chance.
+_SORTED = 10
 
 
 def inspect(model: Model, call: Call) -> tuple[Structure, Reading]:
@@ -67,7 +77,9 @@ def inspect(model: Model, call: Call) -> tuple[Structure, Reading]:
     for name, site in reading.gps.items():
         _check_gp(name, site, trace[name], observed)
     for name, message in observed.items():
-        _check_data(name, message)
+        _check_shape(name, message, reading)
+    check_values(reading)
+    _check_other_rows(model, reading, call)
     below = latents_below(model, reading, call)
     ignored = unread(model, reading, call, below)
     below -= ignored
@@ -129,11 +141,37 @@ def _check_gp(name: str, site: GPSite, message: Message, observed: Mapping[str, 
             f"GP site '{name}' has scale {np.asarray(scale)}. A scale (of handlers.scale or of a "
             "plate that subsamples) belongs around the likelihood, not around the GP."
         )
-    where = _first(~np.isfinite(np.asarray(site.gp.X)))
-    if where is not None:
+    if is_masked(message["fn"]):
         raise ValueError(
-            f"The inputs X of GP site '{name}' have the value {np.asarray(site.gp.X)[where]} at "
-            f"index {_index(where)}. Remove or impute rows with missing inputs."
+            f"GP site '{name}' stands under a mask, which would leave out the prior of some of its "
+            "values. Put the mask around the likelihood: `with handlers.mask(mask=seen), plate:`."
+        )
+    shape = site.gp.X.shape
+    if len(shape) == 2 and shape[0] == 1 < shape[1]:
+        lengths = {n for data in observed.values() for n in np.shape(data["value"])}
+        if shape[1] in lengths:
+            raise ValueError(
+                f"The inputs X of GP site '{name}' have shape {shape}, one row of {shape[1]} "
+                f"columns, so that one value of the GP would stand for all {shape[1]} data points. "
+                "Rows are data points: pass X.T."
+            )
+    _check_kernel(name, site)
+
+
+@jax.jit
+def _is_noise(kernel: Any, X: Array) -> Array:
+    diagonal = kernel.diag(X)
+    return (diagonal > 0).any() & (kernel.noise(X) == diagonal).all()
+
+
+def _check_kernel(name: str, site: GPSite) -> None:
+    """A kernel that is noise alone says nothing of the same inputs in another array."""
+    if _is_noise(site.gp.kernel, site.gp.X[:_SOME]):
+        raise ValueError(
+            f"The kernel of GP site '{name}' is noise alone: kernel(X, X) is not zero, but "
+            "kernel(X, X.copy()) is, so the GP has no value at given inputs that predictions could "
+            "read. For one effect for each group write GP(kernels.Group(variance), groups); noise "
+            "of the data belongs into the likelihood."
         )
 
 
@@ -178,27 +216,78 @@ def _check_hyperparameter(
             )
 
 
-def _check_data(name: str, site: Message) -> None:
-    fn, value = site["fn"], np.asarray(site["value"])
-    mask: Any = True
-    while isinstance(fn, dist.MaskedDistribution):
-        mask = mask & np.asarray(fn._mask)
-        fn = fn.base_dist
+def _check_shape(name: str, site: Message, reading: Reading) -> None:
+    """Data must be numbers, one for each of their distribution."""
+    fn, _ = _unmasked(site["fn"])
+    value = np.asarray(site["value"])
     if isinstance(fn, dist.Unit) or value.size == 0:
         return
+    if value.dtype.kind not in "biufc":
+        raise TypeError(
+            f"The data of site '{name}' are not numbers, but of type {value.dtype} with values "
+            f"such as {str(value.flat[0])!r}. Give classes numbers, as in "
+            "names, y = np.unique(y, return_inverse=True)."
+        )
     shape = fn.shape()
-    # One number for all points is meant, as are many for one distribution without plates; an
-    # axis of length one that would be repeated is not.
+    count = int(np.prod(shape))
+    if value.size == 1 < count:
+        raise ValueError(
+            f"The data of site '{name}' are one number, of shape {value.shape}, but its "
+            f"distribution has shape {shape}. Pass one value for each data point; if the same is "
+            f"meant for all of them, jnp.full({shape}, value)."
+        )
+    # Many numbers for one distribution without plates are meant; an axis of length one that would
+    # be repeated is not.
     tail = shape[max(len(shape) - value.ndim, 0) :]
-    fits = 0 in (value.ndim, len(shape)) or value.shape == tail
-    if not fits:
+    if len(shape) != 0 and value.shape != tail:
         raise ValueError(
             f"The data of site '{name}' have shape {value.shape}, but its distribution has shape "
-            f"{shape}. " + _shape_advice(value.shape, shape)
+            f"{shape}. " + _shape_advice(value.shape, shape, reading)
         )
-    value = np.broadcast_to(value, np.broadcast_shapes(value.shape, shape))
-    if fn.support is None:  # a distribution of the user's own that does not say
-        return
+    for gp, found in reading.gps.items():
+        X = np.asarray(found.gp.X)
+        if X.size == value.size >= _SORTED and _is_sorted(value) and not _is_sorted(X):
+            warnings.warn(
+                f"The data of site '{name}' are sorted and the inputs X of GP site '{gp}' are not: "
+                "are X and y swapped? (If not, pass the rows in another order.)",
+                stacklevel=find_stack_level(),
+            )
+
+
+def _is_sorted(values: np.ndarray) -> bool:
+    steps = np.diff(values.ravel())
+    return bool((steps > 0).all() or (steps < 0).all())
+
+
+def check_values(reading: Reading) -> None:
+    """Inputs must be finite, and data must be there and in the support of their distribution.
+
+    Args:
+      reading: a reading of a model, of any rows of its data.
+
+    Raises:
+      ValueError: if a value is not, naming the site and the row.
+    """
+    for name, site in reading.gps.items():
+        X = np.asarray(site.gp.X)
+        where = _first(~np.isfinite(X))
+        if where is not None:
+            row = _row_of_all(reading, len(X), where[0])
+            raise ValueError(
+                f"The inputs X of GP site '{name}' have the value {X[where]} at index "
+                f"{_index((row, *where[1:]))}. Remove or impute rows with missing inputs."
+            )
+    for name, site in reading.trace.items():
+        if is_observed(site):
+            _check_values(name, site, reading)
+
+
+def _check_values(name: str, site: Message, reading: Reading) -> None:
+    fn, mask = _unmasked(site["fn"])
+    value = np.asarray(site["value"])
+    if isinstance(fn, dist.Unit) or value.size == 0 or fn.support is None:
+        return  # a distribution of the user's own need not have a support
+    value = np.broadcast_to(value, np.broadcast_shapes(value.shape, fn.shape()))
     in_support = np.asarray(fn.support(jnp.asarray(value)))  # one entry for each event
     event_axes = tuple(range(in_support.ndim, value.ndim))
     missing = np.isnan(value).any(event_axes) if value.dtype.kind == "f" else False
@@ -208,16 +297,93 @@ def _check_data(name: str, site: Message) -> None:
     ):
         where = _first(np.broadcast_to(bad, in_support.shape) & mask)
         if where is not None:
+            at = list(where)
+            for frame in site["cond_indep_stack"]:  # from rows of a batch to those of all data
+                axis, rows = in_support.ndim + frame.dim, reading.trace[frame.name]["value"]
+                if axis >= 0 and in_support.shape[axis] == len(rows):
+                    at[axis] = int(rows[where[axis]])
+            hint = _swapped(fn, value.shape, reading) if bad is not missing else ""
             raise ValueError(
-                f"The data of site '{name}' at index {_index(where)}: the value {value[where]} "
-                f"{problem}."
+                f"The data of site '{name}' at index {_index(tuple(at))}: the value {value[where]} "
+                f"{problem}.{hint}"
             )
 
 
-def _shape_advice(value: tuple[int, ...], shape: tuple[int, ...]) -> str:
+def _swapped(fn: Any, shape: tuple[int, ...], reading: Reading) -> str:
+    """A hint for data that lie outside of the support, if the inputs do lie in it."""
+    for name, site in reading.gps.items():
+        X = site.gp.X
+        if X.size == np.prod(shape) and bool(jnp.all(fn.support(X.reshape(shape)))):
+            return f" The inputs of GP site '{name}' do lie in it: are X and y swapped?"
+    return ""
+
+
+def _unmasked(fn: Any) -> tuple[Any, Any]:
+    mask: Any = True
+    while isinstance(fn, dist.MaskedDistribution):
+        mask = mask & np.asarray(fn._mask)
+        fn = fn.base_dist
+    return fn, mask
+
+
+def _row_of_all(reading: Reading, rows: int, row: int) -> int:
+    """The row of all data that a row of a batch is."""
+    drawn = [p["value"] for p in reading.plates.values() if len(p["value"]) == rows]
+    return int(drawn[0][row]) if drawn else row
+
+
+class _GivenRows(Messenger):
+    """Gives plates the indices that are wanted."""
+
+    def __init__(self, fn: Model, rows: Mapping[str, np.ndarray]) -> None:
+        super().__init__(fn)
+        self.rows = rows
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] == "plate" and msg["name"] in self.rows:
+            rows = self.rows[msg["name"]]
+            msg["args"] = (msg["args"][0], len(rows))
+            msg["value"] = jnp.asarray(rows)
+
+
+def _check_other_rows(model: Model, reading: Reading, call: Call) -> None:
+    """Where plates draw batches, the values of all rows, not only of those in the reading."""
+    drawn = {
+        name: (site["args"][0], len(site["value"]))
+        for name, site in reading.plates.items()
+        if len(site["value"]) < site["args"][0]
+    }
+    if not drawn:
+        return
+    for rows in _batches_of_all(drawn):
+        try:
+            found = read(_GivenRows(model, rows), call, key=jax.random.key(0), first_rows=True)
+        except Exception:  # what the model is given is one batch, or it counts on its size
+            return
+        check_values(found)
+
+
+def _batches_of_all(drawn: Mapping[str, tuple[int, int]]) -> Iterator[dict[str, np.ndarray]]:
+    """All rows in batches of one size: the last one overlaps the one before."""
+    most = int(_ROWS_AT_ONCE ** (1 / len(drawn)))
+    batches = []
+    for size, batch in drawn.values():
+        length = min(size, max(batch, most))
+        starts = [*range(0, size - length, length), size - length]
+        batches.append([start + np.arange(length) for start in starts])
+    for rows in itertools.product(*batches):
+        yield dict(zip(drawn, rows, strict=True))
+
+
+def _shape_advice(value: tuple[int, ...], shape: tuple[int, ...], reading: Reading) -> str:
+    rows = {site.rows for site in reading.gps.values() if site.gp.X.ndim == 1}
+    swapped = " (Or are X and y swapped?)" if len(value) == 2 and value[0] in rows else ""
     if len(value) == len(shape) + 1 and value[-1] == 1 and value[:-1] == shape:
-        return "Drop the last axis: y[:, 0]."
-    return "Check that X and y have the same number of rows and that plates have the size of y."
+        return f"Drop the last axis: y[:, 0].{swapped}"
+    return (
+        "Check that X and y have the same number of rows and that plates have the size of y."
+        f"{swapped}"
+    )
 
 
 def _check_density(model: Model, reading: Reading, call: Call, below: set[str]) -> None:
@@ -265,6 +431,29 @@ def _check_not_deep(model: Model, reading: Reading, call: Call) -> None:
                 f"The inputs, mean or kernel of GP site '{name}' depend on the value of another "
                 "GP. Deep GPs are not supported: t-SVGP needs GPs whose priors are independent."
             )
+
+
+def check_parameters(
+    reading: Reading, params: Mapping[str, Any], needed: Iterable[str] = ()
+) -> None:
+    """Checks that fitted parameters are those of the model.
+
+    Args:
+      reading: a reading of the model.
+      params: fitted parameters by name.
+      needed: names of those of the guide.
+
+    Raises:
+      ValueError: if one is missing.
+    """
+    declared = [name for name, site in reading.trace.items() if site["type"] == "param"]
+    missing = sorted({*declared, *needed} - set(params))
+    if missing:
+        raise ValueError(
+            f"The parameters have no {missing}, which the model of {_names(reading)} has: they are "
+            f"those of another model, or incomplete. Pass those of a fit of this model, as in "
+            f"result.params; these are {sorted(params)}."
+        )
 
 
 def check_inducing(name: str, Z: Array, site: GPSite, reading: Reading) -> None:
@@ -318,6 +507,10 @@ def _not_finite(call: Call) -> str:
             if where is not None:
                 return f" Argument {name} has the value {value[where]} at index {_index(where)}."
     return ""
+
+
+def _names(reading: Reading) -> str:
+    return " and ".join(f"GP site '{name}'" for name in reading.gps)
 
 
 def _base(fn: Any) -> Any:

@@ -23,7 +23,14 @@ from jax import Array
 from numpyro.util import find_stack_level
 
 from numpyro_tsvgp.model.arguments import Call
-from numpyro_tsvgp.model.read import GPSite, Model, Reading, is_observed, read, run_with
+from numpyro_tsvgp.model.read import (
+    GPSite,
+    Model,
+    Reading,
+    is_observed,
+    on_some_rows,
+    run_with,
+)
 from numpyro_tsvgp.model.reads import Source, Terms, terms
 
 __all__ = ["Couplings", "couplings", "hyper_values", "nudged", "sources"]
@@ -169,19 +176,7 @@ def _of_bounded_size(model: Model, reading: Reading, call: Call) -> tuple[Readin
     sizes = {site.rows for site in reading.gps.values()}
     if numbers <= _NUMBERS or len(sizes) != 1:
         return reading, call
-    (rows,) = sizes
-    some = np.unique(np.linspace(0, rows - 1, _ROWS).astype(int))
-
-    def take(leaf: Any) -> Any:
-        return leaf[some] if leaf.ndim and leaf.shape[0] == rows else leaf
-
-    fewer = jax.tree.map(take, call)
-    try:
-        smaller = read(model, fewer, key=jax.random.key(0), first_rows=True)
-    except Exception:  # the model knows its number of rows from elsewhere
-        return reading, call
-    fits = all(site.rows == len(some) for site in smaller.gps.values())
-    return (smaller, fewer) if fits else (reading, call)
+    return on_some_rows(model, reading, call, _ROWS) or (reading, call)
 
 
 def _components(meets: np.ndarray) -> list[list[int]]:

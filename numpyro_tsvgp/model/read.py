@@ -33,6 +33,7 @@ __all__ = [
     "is_gp",
     "is_latent",
     "is_observed",
+    "on_some_rows",
     "read",
     "run_with",
 ]
@@ -236,3 +237,34 @@ def read(
         ):
             pinned[name] = site["value"]
     return Reading(gps, pinned, trace)
+
+
+def on_some_rows(
+    model: Model, reading: Reading, call: Call, count: int
+) -> tuple[Reading, Call] | None:
+    """A model on evenly spaced rows of its data.
+
+    Args:
+      model: the NumPyro model.
+      reading: a reading of it, whose GP sites have a row for each data point.
+      call: its arguments, of which arrays as long as the data are taken to have a row for each.
+      count: how many rows.
+
+    Returns:
+      A reading and the arguments, or None if the model cannot be run on fewer rows: it may know
+      their number from elsewhere.
+    """
+    sizes = {site.rows for site in reading.gps.values()}
+    rows = max(sizes)
+    if len(sizes) > 1 or rows <= count:
+        return None
+    some = np.unique(np.linspace(0, rows - 1, count).astype(int))
+    fewer = jax.tree.map(
+        lambda leaf: leaf[some] if leaf.ndim and leaf.shape[0] == rows else leaf, call
+    )
+    try:
+        smaller = read(model, fewer, key=jax.random.key(0), first_rows=True)
+    except Exception:  # whatever the model may raise
+        return None
+    fits = all(site.rows == len(some) for site in smaller.gps.values())
+    return (smaller, fewer) if fits else None

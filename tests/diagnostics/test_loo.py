@@ -2,7 +2,9 @@
 
 import dataclasses
 import importlib.metadata
+from functools import cache, partial
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import arviz as az
 import dense
@@ -13,9 +15,22 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
-from scipy.stats import lognorm, multivariate_normal, norm, t as student_t
+from numpyro.infer.autoguide import AutoNormal
+from scipy.stats import multivariate_normal, norm
 
-from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, collapse, influence, kernels, loo
+from numpyro_tsvgp import (
+    GP,
+    TSVGP,
+    AutoDualGaussian,
+    NaturalGradient,
+    Riemannian,
+    collapse,
+    influence,
+    kernels,
+    loo,
+)
+from numpyro_tsvgp.diagnostics import compat
+from numpyro_tsvgp.gaussian.quadrature import GaussHermite
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.checks import inspect
 from numpyro_tsvgp.model.layout import find_layout
@@ -45,26 +60,30 @@ def normal_model(X, y=None, mask=True):
         numpyro.sample("y", dist.Normal(f, NOISE), obs=y)
 
 
-@pytest.fixture(scope="module")
-def data():
+def regression_data():
     rng = np.random.default_rng(4)
     X = np.sort(rng.uniform(0.0, 1.0, 24))
     X[-1] = 2.0  # alone
     y = np.sin(7.0 * X) + NOISE * rng.standard_normal(24)
-    return jnp.asarray(X), jnp.asarray(y)
+    return jnp.asarray(X), jnp.asarray(y), jnp.ones(24, bool)
 
 
-@pytest.fixture(scope="module", params=["tied", "untied", "full"])
-def normal(request, data):
-    X, y = data
-    mask = jnp.ones(len(X), bool)
-    inducing = None if request.param == "full" else jnp.append(X[:-1:3], 1.9)
-    sites = "untied" if request.param == "untied" else "tied"
-    guide = AutoDualGaussian(normal_model, inducing, sites=sites, learn_inducing=False)
+KINDS = ("tied", "untied", "full")
+
+
+@cache
+def normal_fit(kind):
+    X, y, mask = regression_data()
+    guide = AutoDualGaussian(
+        normal_model,
+        None if kind == "full" else jnp.append(X[:-1:3], 1.9),
+        sites="untied" if kind == "untied" else "tied",
+        learn_inducing=False,
+    )
     svi = TSVGP(normal_model, guide, None, site_lr=1.0)
     state = svi.init(jax.random.key(0), X, y, mask, init_params={"variance_auto_loc": 1.3})
     state, _ = jax.jit(svi.update)(state, X, y, mask)  # exact in one step
-    Z = X if inducing is None else inducing
+    Z = X if kind == "full" else guide.inducing
     return SimpleNamespace(fit=svi.fit(state, X, y, mask), args=(X, y, mask), Z=Z)
 
 
@@ -82,7 +101,9 @@ def left_out(i, n):
     return np.arange(n) != i
 
 
-def test_loo_is_exact_for_a_gaussian_likelihood(normal):
+@pytest.mark.parametrize("kind", KINDS)
+def test_loo_is_exact_for_a_gaussian_likelihood(kind):
+    normal = normal_fit(kind)
     X, y, mask = normal.args
     with pytest.warns(UserWarning, match=r"1 of 24 points carry more than 70%.*rows 23\)"):
         elpd = loo(normal.fit)
@@ -103,7 +124,9 @@ def test_loo_is_exact_for_a_gaussian_likelihood(normal):
     assert "24 observations" in str(elpd)
 
 
-def test_influence_is_exact_for_a_gaussian_likelihood(normal):
+@pytest.mark.parametrize("kind", KINDS)
+def test_influence_is_exact_for_a_gaussian_likelihood(kind):
+    normal = normal_fit(kind)
     X, y, mask = normal.args
     found = influence(normal.fit, delta=True)
     q = without_some(normal.Z, X, y, np.ones(24, bool))
@@ -121,8 +144,8 @@ def test_influence_is_exact_for_a_gaussian_likelihood(normal):
     assert found["influence"].dims == ("data",)
 
 
-@pytest.mark.parametrize("normal", ["tied"], indirect=True)
-def test_masked_rows_are_left_out(normal):
+def test_masked_rows_are_left_out():
+    normal = normal_fit("tied")
     X, y, mask = normal.args
     some = mask.at[jnp.array([3, 23])].set(False)
     elpd = loo(normal.fit.with_data(X, y, some))
@@ -131,43 +154,67 @@ def test_masked_rows_are_left_out(normal):
     assert elpd["n_data_points"] == 22 and not elpd["warning"]
 
 
-@pytest.mark.parametrize("normal", ["full"], indirect=True)
-def test_draws_of_hyperparameters_are_weighted(normal):
-    """Against integrals over the hyperparameter on a grid, without one point at a time.
+class OfVariance(NamedTuple):
+    """The posterior of the variance of the kernel, on a grid."""
+
+    draws: np.ndarray
+    log_mean: float
+    log_sd: float
+    elpd: dict[int, float]  # of a few points
+    uncorrected: dict[int, float]  # the same, were the posterior the same without the point
+
+
+@pytest.fixture(scope="module")
+def of_variance():
+    """Integrals over the hyperparameter, without one point at a time.
 
     Without inducing points the sites of a Gaussian likelihood do not depend on the kernel, so
     the collapsed posterior is exact.
     """
-    X, y, mask = normal.args
-    grid = np.exp(np.linspace(-2.0, 2.0, 161))
-    log_prior = np.asarray(dist.LogNormal(0.0, 0.5).log_prob(grid)) + np.log(grid)
+    X, y, _ = regression_data()
+    log_grid = np.linspace(-2.0, 2.0, 161)
+    log_prior = norm.logpdf(log_grid, 0.0, 0.5)
     K = np.asarray(kernels.Matern32(0.3)(X, X))
     noise = NOISE**2 * np.eye(24)
 
     def evidence(keep):
-        covs = (v * K[np.ix_(keep, keep)] + noise[np.ix_(keep, keep)] for v in grid)
+        here = np.ix_(keep, keep)
+        covs = (v * K[here] + noise[here] for v in np.exp(log_grid))
         return np.array([multivariate_normal.logpdf((y - MEAN)[keep], cov=c) for c in covs])
 
     posterior = np.exp(log_prior + (full := evidence(np.ones(24, bool))))
-    total_mass = np.log(posterior.sum())
     weights = posterior / posterior.sum()
     # Evenly spaced in the distribution function, so that there is next to no Monte Carlo error.
-    draws = np.interp((np.arange(400) + 0.5) / 400, np.cumsum(weights), grid)
+    draws = np.exp(np.interp((np.arange(400) + 0.5) / 400, np.cumsum(weights), log_grid))
     np.random.default_rng(0).shuffle(draws)
-    mcmc = SimpleNamespace(
-        sampler=SimpleNamespace(model=collapse(normal.fit, refresh=0)),
-        get_samples=lambda: {"variance": jnp.asarray(draws)},
-    )
-    with pytest.warns(UserWarning, match="carry more than"):
-        elpd = loo(normal.fit, mcmc=mcmc, num_hyper=400)
-    uncorrected = []
+    elpd, uncorrected = {}, {}
     for i in (0, 7, 15):
         without = evidence(left_out(i, 24))
-        expected = total_mass - np.log(np.exp(log_prior + without).sum())
+        elpd[i] = np.log(posterior.sum()) - np.log(np.exp(log_prior + without).sum())
+        uncorrected[i] = np.log(weights @ np.exp(full - without))
+    mean = weights @ log_grid
+    sd = np.sqrt(weights @ (log_grid - mean) ** 2)
+    return OfVariance(draws, mean, sd, elpd, uncorrected)
+
+
+def as_mcmc(collapsed, **draws):
+    """What loo asks of an MCMC."""
+    return SimpleNamespace(
+        sampler=SimpleNamespace(model=collapsed),
+        get_samples=lambda: {name: jnp.asarray(values) for name, values in draws.items()},
+    )
+
+
+def test_draws_of_hyperparameters_are_weighted(of_variance):
+    normal = normal_fit("full")
+    mcmc = as_mcmc(collapse(normal.fit, refresh=0), variance=of_variance.draws)
+    with pytest.warns(UserWarning, match="carry more than"):
+        elpd = loo(normal.fit, mcmc=mcmc, num_hyper=400)
+    for i, expected in of_variance.elpd.items():
         # The grid and the smoothing of the largest weights leave a few thousandths.
         assert pointwise(elpd)[i] == pytest.approx(expected, abs=0.005)
-        uncorrected.append(np.log(weights @ np.exp(full - without)) - expected)
-    assert np.max(np.abs(uncorrected)) > 0.01  # so the weights are needed
+    errors = [abs(of_variance.uncorrected[i] - of_variance.elpd[i]) for i in of_variance.elpd]
+    assert max(errors) > 0.01  # so the weights are needed
     assert elpd["pareto_k"].shape == (24,) and np.all(elpd["pareto_k"][:-1] < 0.7)
     assert elpd["n_samples"] == 400
     # The effective number of parameters counts those of f, which importance sampling over the
@@ -175,8 +222,23 @@ def test_draws_of_hyperparameters_are_weighted(normal):
     assert 4 < float(elpd["p" if ARVIZ_1 else "p_loo"]) < 12
 
 
-@pytest.mark.parametrize("normal", ["full"], indirect=True)
-def test_compare_takes_cavities(normal):
+def test_variational_hyperparameters_are_weighted(of_variance):
+    normal = normal_fit("full")
+    guide = AutoDualGaussian(normal_model, None, hyper_guide=AutoNormal)
+    svi = TSVGP(normal_model, guide, None)
+    start = {**normal.fit.params, "variance_auto_loc": of_variance.log_mean}
+    start |= {"variance_auto_scale": of_variance.log_sd}
+    state = svi.init(jax.random.key(0), *normal.args, init_params=start)
+    with pytest.warns(UserWarning, match="carry more than"):
+        elpd = loo(svi.fit(state, *normal.args), num_hyper=400)
+    # The posterior is nearly log-normal; 400 draws leave a hundredth where weighting matters.
+    for i, expected in of_variance.elpd.items():
+        assert pointwise(elpd)[i] == pytest.approx(expected, abs=0.015)
+    assert elpd["n_samples"] == 400 and np.all(elpd["pareto_k"][:-1] < 0.7)
+
+
+def test_compare_takes_cavities():
+    normal = normal_fit("full")
     results = {}
     for name, variance in (("good", 1.3), ("small", 0.02)):  # sites do not depend on the kernel
         params = {**normal.fit.params, "variance_auto_loc": jnp.asarray(variance)}
@@ -286,6 +348,101 @@ def test_independent_outputs_factorise():
         assert elpd[i] == pytest.approx(expected, abs=1e-8)
 
 
+# ---- the settings of a fit -------------------------------------------------------------------
+
+
+def robust_model(X, y=None):
+    variance = numpyro.sample("variance", dist.LogNormal(0.0, 0.5))
+    f = numpyro.sample("f", GP(variance * kernels.RBF(0.3), X, mean=MEAN))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.StudentT(3.0, f, 0.2), obs=y)
+
+
+@pytest.fixture(scope="module")
+def robust():
+    """Five nodes are few for a Student-t, whose curvature at an outlier is negative."""
+    rng = np.random.default_rng(6)
+    X = np.sort(rng.uniform(0.0, 1.0, 20))
+    y = np.sin(7.0 * X) + 0.2 * rng.standard_normal(20)
+    y[[4, 13]] += 2.0
+    X, y = jnp.asarray(X), jnp.asarray(y)
+    guide = AutoDualGaussian(robust_model, X[::3], learn_inducing=False)
+    settings = dict(quadrature=GaussHermite(5), rule=Riemannian())
+    svi = TSVGP(robust_model, guide, None, site_lr=0.5, e_steps=40, **settings)
+    state, _ = jax.jit(svi.update)(svi.init(jax.random.key(0), X, y), X, y)
+    once = TSVGP(robust_model, guide, None, site_lr=1.0, **settings)
+    return SimpleNamespace(fit=svi.fit(state, X, y), once=once, args=(X, y))
+
+
+def cavities_by_hand(fit, X, y, order, clip):
+    """Leverages and leave-one-out densities of the sites that quadrature of some order gives."""
+    variance = float(fit.params["variance_auto_loc"])
+    Z = np.asarray(fit.params["f_auto_inducing"])
+    K = dense.jittered(dense.rbf(Z, Z, 0.3, variance))
+    k = dense.rbf(Z, X, 0.3, variance)
+    dual = [np.asarray(x) for x in fit.guide.dual_parameters(fit.params, X)["f"]]
+    m, S = dense.moments_of_duals(dual, K)
+    a = np.linalg.solve(K, k)
+    s = (a * (S @ a)).sum(0)
+    mean, v = MEAN + a.T @ m, variance - (a * k).sum(0) + s
+
+    def log_prob(f):
+        return dist.StudentT(3.0, f, 0.2).log_prob(y)
+
+    expectation = partial(dense.gauss_hermite, log_prob, order=order)
+    by_mean, by_variance = jax.grad(expectation, (0, 1))(jnp.asarray(mean), jnp.asarray(v))
+    alpha, beta = np.asarray(by_mean), -2.0 * np.asarray(by_variance)
+    if clip:
+        beta = np.maximum(beta, 0.0)
+    s_c = s / (1 - beta * s)
+    z = np.linspace(-9.0, 9.0, 2001)
+    values = mean - s_c * alpha + np.sqrt(v - s + s_c) * z[:, None]
+    density = np.exp(log_prob(values)) * norm.pdf(z)[:, None]
+    return beta * s, np.log(density.sum(0) * (z[1] - z[0]))
+
+
+@pytest.mark.parametrize(
+    "order, clip, settings",
+    [
+        (5, False, {}),
+        (20, False, {"quadrature": None}),
+        (5, True, {"rule": NaturalGradient()}),
+    ],
+    ids=["its own", "default quadrature", "default rule"],
+)
+def test_loo_takes_quadrature_and_rule_of_the_fit(robust, order, clip, settings):
+    assert (robust.fit.quadrature, robust.fit.rule) == (GaussHermite(5), Riemannian())
+    elpd = loo(dataclasses.replace(robust.fit, **settings), threshold=1.0)
+    leverage, expected = cavities_by_hand(robust.fit, *robust.args, order, clip)
+    np.testing.assert_allclose(elpd["leverage"], leverage, atol=1e-9)
+    np.testing.assert_allclose(pointwise(elpd), expected, atol=1e-6)
+    others = {(5, False), (20, False), (5, True)} - {(order, clip)}
+    for other in others:  # so the settings matter
+        leverage, _ = cavities_by_hand(robust.fit, *robust.args, *other)
+        assert np.abs(elpd["leverage"] - leverage).max() > 1e-3
+
+
+def test_loo_of_an_mcmc_makes_sites_anew_as_the_fit_did(robust, monkeypatch):
+    """At each draw of the hyperparameters one site update, with the quadrature and the rule."""
+    fit, draws = robust.fit, np.array([0.4, 2.5])
+    monkeypatch.setattr(compat, "psis_loo", lambda densities, *_, **__: densities)
+    mcmc = as_mcmc(collapse(fit, refresh=1), variance=draws)
+    found = loo(fit, mcmc=mcmc, threshold=1.0)[0]
+    update = jax.jit(robust.once.update)
+    for density, variance in zip(found, draws, strict=True):
+        start = {**fit.params, "variance_auto_loc": variance}
+        state = robust.once.init(jax.random.key(0), *robust.args, init_params=start)
+        state, _ = update(state, *robust.args)
+        _, expected = cavities_by_hand(robust.once.fit(state, *robust.args), *robust.args, 5, False)
+        np.testing.assert_allclose(density, expected, atol=1e-6)
+
+
+def test_what_is_not_a_fit_is_refused(robust):
+    for diagnose in (loo, influence):
+        with pytest.raises(TypeError, match=rf"{diagnose.__name__}\(result.fit\), got dict"):
+            diagnose(robust.fit.params)
+
+
 # ---- what cannot be left out -----------------------------------------------------------------
 
 
@@ -330,6 +487,7 @@ def test_layouts():
 # ---- influence on real data ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_influence_finds_label_errors(banana):
     def model(X, y=None):
         f = numpyro.sample("f", GP(5.0 * kernels.RBF(0.8), X))

@@ -278,6 +278,11 @@ HIDDEN = {
     "penalty of range": lambda f: jnp.where(jnp.ptp(f[0]) > 40.0, -jnp.inf, 0.0),
     "rounded": lambda f: jnp.round(1e-6 * jnp.prod(f[0])),
     "index": lambda f: jnp.asarray(Y)[jnp.argmax(f[0])],
+    "index of a latent": lambda f: f[1][jnp.argmax(f[0])],
+    "slice of a latent": lambda f: jax.lax.dynamic_slice(f[1], (jnp.argmax(f[0]),), (1,))[0],
+    "place of an update": lambda f: jnp.zeros(N).at[jnp.argmax(f[0])].set(f[1][0])[2],
+    "place of an addition": lambda f: jnp.zeros(N).at[jnp.argmax(f[0])].add(f[1][0])[2],
+    "payload of a sort": lambda f: jax.lax.sort((f[0], f[1]), num_keys=1)[1][0],
     "mutable": lambda f: _through_mutable(f),
     "host": lambda f: jax.pure_callback(np.sum, jax.ShapeDtypeStruct((), f.dtype), f[0]),
     "long loop": lambda f: (
