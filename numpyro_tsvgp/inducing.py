@@ -16,7 +16,8 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from numpyro_tsvgp.kernels import Kernel, _squared_distance, as_kernel
+from numpyro_tsvgp.kernels import Kernel, as_kernel
+from numpyro_tsvgp.kernels.distance import squared_distance
 
 # Rows that k-means++ looks at: more of them do not make better seeds, only slower ones.
 _SEEDING_ROWS = 50_000
@@ -177,13 +178,13 @@ def _plus_plus(key: Array, X: Array, m: int) -> Array:
         u = jax.random.uniform(jax.random.fold_in(key, j), (trials,), X.dtype)
         drawn = jnp.searchsorted(total, u * total[-1], side="right")
         tried = X[jnp.minimum(drawn, len(X) - 1)]
-        distances = jnp.minimum(nearest[:, None], _squared_distance(X, tried))
+        distances = jnp.minimum(nearest[:, None], squared_distance(X, tried))
         best = jnp.argmin(jnp.sum(distances, axis=0))
         return Z.at[j].set(tried[best]), distances[:, best]
 
     first = X[jax.random.randint(key, (), 0, len(X))]
     Z = jnp.zeros((m, X.shape[1]), X.dtype).at[0].set(first)
-    nearest = _squared_distance(X, first[None])[:, 0]
+    nearest = squared_distance(X, first[None])[:, 0]
     return lax.fori_loop(1, m, add, (Z, nearest))[0]
 
 
@@ -203,7 +204,7 @@ def _lloyd(X: Array, Z: Array, num_iters: int, block: int) -> Array:
             sums: tuple[Array, Array], rows_and_weights: tuple[Array, Array]
         ) -> tuple[tuple[Array, Array], Array]:
             rows, weight = rows_and_weights
-            distances = _squared_distance(rows, Z)
+            distances = squared_distance(rows, Z)
             own = jnp.argmin(distances, axis=1)
             total = sums[0] + jax.ops.segment_sum(rows * weight[:, None], own, m)
             count = sums[1] + jax.ops.segment_sum(weight, own, m)

@@ -8,11 +8,16 @@ killed processes, published numbers, further cases of the same) are skipped unle
 ``--slow`` is given or ``TSVGP_TEST_SLOW=1`` is set. With ``TSVGP_TEST_ONCE=0`` those of them marked
 ``once`` are skipped, which saves time where the suite runs with several versions of Python.
 
-To reuse compiled programs between runs set ``JAX_COMPILATION_CACHE_DIR`` (JAX's own variable).
-The suite does not do so by itself: a cached CPU program is tied to the machine it was made on.
+Compiled programs are kept in a folder that all processes of a run share and that is gone after it:
+most of the time is compilation, and the same program is often compiled by several objects. To keep
+them between runs set ``JAX_COMPILATION_CACHE_DIR`` (JAX's own variable) to a folder on the machine;
+a compiled CPU program is tied to the machine it was made on. Set it to an empty string for none.
 """
 
+import atexit
 import os
+import shutil
+import tempfile
 
 # Before JAX (and the BLAS it borrows from SciPy) is loaded: BLAS threads spin against XLA's.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -20,6 +25,11 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 # The suite spends its time compiling small programs that then run for milliseconds. With this
 # they compile in two thirds of the time; set it to 0 to test what users run, which is optimised.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # in workers it is that of their parent
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="tsvgp_tests_")
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 from pathlib import Path
 from typing import NamedTuple

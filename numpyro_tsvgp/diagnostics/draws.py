@@ -95,13 +95,15 @@ def draw(
     """
     each = bool(hyper)  # every draw has its own hyperparameters
     point = {} if each else fit.hyper
-    reading = fit.read(call, _first(hyper) if each else point)
+    # Below a GP everything follows from it, but for what was found with the training data.
+    follows = fit.structure.below if of_prior or call is not fit.data else ()
+    reading = fit.read(call, _without(follows, _first(hyper) if each else point))
     latents = fit.guide.latents(reading, fit.params)
     if joint is None:
         most = max(process.rows for process, _ in latents.values())
         joint = most <= (_JOINT_ROWS_EACH if each else _JOINT_ROWS)
 
-    settings = _Settings(each, joint, refresh, of_prior, predictive, log_likelihood)
+    settings = _Settings(each, joint, refresh, of_prior, follows, predictive, log_likelihood)
 
     def block(key: Array, hyper: Params) -> dict[str, Any]:
         key_gps, key_rest = jax.random.split(key)
@@ -133,6 +135,7 @@ class _Settings(NamedTuple):
     joint: bool
     refresh: int | None
     of_prior: bool
+    follows: tuple[str, ...]  # latent variables that are drawn given the GPs
     predictive: bool
     log_likelihood: bool
 
@@ -166,9 +169,8 @@ def _draw_gps(
     settings: _Settings, fit: Fit, call: Call, hyper: Params, noise: Mapping[str, Noise]
 ) -> dict[str, Array]:
     out = {}
-    for name, (process, approximation) in fit.guide.latents(
-        fit.read(call, hyper), fit.params
-    ).items():
+    reading = fit.read(call, _without(settings.follows, hyper))
+    for name, (process, approximation) in fit.guide.latents(reading, fit.params).items():
         if settings.of_prior:
             approximation = approximation.without_data()
         if settings.joint:
@@ -187,8 +189,7 @@ def _follow(
 ) -> dict[str, Any]:
     """Runs the model with everything given, and collects what follows."""
     key_model, key_data = key
-    if settings.of_prior:  # below a GP everything follows from it
-        values = {k: v for k, v in values.items() if k not in fit.structure.below}
+    values = _without(settings.follows, values)
     trace = run_with(fit.model, call, {**fit.params, **values}, key_model)
     data = data_sites(trace)
     out: dict[str, Any] = {"other": {}, "predictive": {}, "log_likelihood": {}}
@@ -206,6 +207,10 @@ def _follow(
     if settings.log_likelihood:
         out["log_likelihood"] = {name: pointwise_log_prob(site) for name, site in data.items()}
     return out
+
+
+def _without(names: tuple[str, ...], values: Params) -> dict[str, Any]:
+    return {k: v for k, v in values.items() if k not in names}
 
 
 def _first(draws: Mapping[str, Array] | None) -> dict[str, Array]:

@@ -124,7 +124,7 @@ def shape_of(fit: Fit, call: Call, rows: Any = None) -> Shape:
     Returns:
       Names and coordinates of the axes of every site.
     """
-    reading = fit.read(call)
+    reading = fit.read(call, fit.hyper_at(call))
     trace, gps = reading.trace, reading.gps
     row_dims = {name: row_dim(trace, name, site.rows) for name, site in gps.items()}
     shape = Shape(trace, gps, row_dims, {}, call, {})

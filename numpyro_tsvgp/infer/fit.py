@@ -165,15 +165,22 @@ class Fit:
         return self.guide.hyper_guide(self.structure.hyper, self.data)
 
     def hyper_guide_at(self, call: Call) -> HyperGuide:
-        """The guide of the hyperparameters, for predictions at other arguments."""
-        if self.call is not None:
-            return self.hyper_guide
-        return self.guide.hyper_guide(self.structure.hyper, call)
+        """The guide of the hyperparameters, for predictions at some arguments.
+
+        Latent variables below GPs belong to the training data. Elsewhere they follow from the GPs.
+        """
+        of_fit = self.guide.hyper_guide(self.structure.hyper, call if self.call is None else self.call)
+        of_fit.check(self.params)
+        return of_fit if call is self.call else of_fit.without(self.structure.below)
 
     @property
     def hyper(self) -> dict[str, Array]:
         """Point estimates of the sampled hyperparameters: MAP, or the median."""
         return self.hyper_guide.point(self.params)
+
+    def hyper_at(self, call: Call) -> dict[str, Array]:
+        """Point estimates for predictions at some arguments; see :meth:`hyper_guide_at`."""
+        return self.hyper_guide_at(call).point(self.params)
 
     def nodes(self, key: Array | None = None) -> Nodes:
         """Nodes of the quadrature of the fit."""

@@ -255,7 +255,9 @@ class GPGuide(AutoGuide):
                 "result.fit.marginals(X_new)."
             )
         call = Call(args, kwargs)
-        return call, self._hyper_guide_at(*self._read_all(call, params))
+        hyper_guide = self._hyper_guide_at(*self._read_all(call, params))
+        hyper_guide.check(params)
+        return call, hyper_guide
 
     # ---- NumPyro's interface -----------------------------------------------------------------
 

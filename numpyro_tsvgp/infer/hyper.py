@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from numpyro import handlers
 from numpyro.infer import autoguide
@@ -68,6 +70,28 @@ class HyperGuide:
         """Whether hyperparameters are points (MAP, or none sampled) and not distributions."""
         return self.autoguide is None or isinstance(self.autoguide, AutoDelta)
 
+    def without(self, names: Collection[str]) -> HyperGuide:
+        """The same guide, of which some hyperparameters are not asked for."""
+        other = copy.copy(self)
+        other.names = tuple(name for name in self.names if name not in names)
+        return other
+
+    def check(self, params: Params) -> None:
+        """Whether parameters are of as many hyperparameters as the guide has.
+
+        Raises:
+          ValueError: if an autoguide that keeps one vector of all of them has another number.
+        """
+        size = getattr(self.autoguide, "latent_dim", None)
+        key = f"{getattr(self.autoguide, 'prefix', '')}_loc"
+        if size is not None and key in params and params[key].shape != (size,):
+            raise ValueError(
+                f"hyper_guide={type(self.autoguide).__name__} keeps {params[key].size} numbers for "
+                f"the hyperparameters of the fit, but at these arguments the model has {size}. "
+                "Latent variables that depend on a GP belong to the training data. Ask the fit, "
+                "which knows them: result.fit.marginals(X_new), result.fit.sample(key, X_new)."
+            )
+
     def __call__(self, call: Call) -> dict[str, Array]:
         """Samples the hyperparameters as sites of the guide, seen by handlers around this call."""
         if self.autoguide is None:
@@ -95,18 +119,20 @@ class HyperGuide:
         if self.autoguide is None:
             return {}
         try:
-            return dict(self.autoguide.median(dict(params)))
+            median = self.autoguide.median(dict(params))
         except KeyError as error:
             _check_complete(list(error.args), params)
             raise
+        return {name: median[name] for name in self.names}
 
     def quantiles(self, params: Params, quantiles: Any) -> dict[str, Array]:
         """Quantiles of the hyperparameters, with a leading axis when several are asked for."""
         if self.autoguide is None:
             return {}
         if not self.is_point:
-            return dict(self.autoguide.quantiles(dict(params), quantiles))
-        shape = jnp.shape(quantiles)
+            found = self.autoguide.quantiles(dict(params), quantiles)
+            return {name: found[name] for name in self.names}
+        shape = np.shape(quantiles)
         return {
             name: jnp.broadcast_to(value, shape + jnp.shape(value))
             for name, value in self.point(params).items()

@@ -79,6 +79,8 @@ def inspect(model: Model, call: Call) -> tuple[Structure, Reading]:
     for name, message in observed.items():
         _check_shape(name, message, reading)
     check_values(reading)
+    for name, message in observed.items():
+        _check_order(name, message, reading)
     _check_other_rows(model, reading, call)
     below = latents_below(model, reading, call)
     ignored = unread(model, reading, call, below)
@@ -244,6 +246,11 @@ def _check_shape(name: str, site: Message, reading: Reading) -> None:
             f"The data of site '{name}' have shape {value.shape}, but its distribution has shape "
             f"{shape}. " + _shape_advice(value.shape, shape, reading)
         )
+
+
+def _check_order(name: str, site: Message, reading: Reading) -> None:
+    """Data that are sorted where the inputs are not are likely to be inputs."""
+    value = np.asarray(site["value"])
     for gp, found in reading.gps.items():
         X = np.asarray(found.gp.X)
         if X.size == value.size >= _SORTED and _is_sorted(value) and not _is_sorted(X):

@@ -83,7 +83,7 @@ class Interpreter(Spans):
             # What a mutable array or the host gives back may have been put there before.
             self.opaque.add(name)
             return [Value(spread(self.everything, shape)) for shape in shapes(eqn.outvars)]
-        if not tracked(values):
+        if not tracked(values) and not eqn.effects:
             return _evaluated(eqn, values)
         try:
             if control is not None:
@@ -97,6 +97,8 @@ class Interpreter(Spans):
 
     def _mixed(self, eqn: Any, values: Sequence[Value]) -> list[Value]:
         """Results that read all that goes into an equation."""
+        if not tracked(values):
+            return [Value() for _ in eqn.outvars]
         inputs = self.term([whole(span) for span in tracked(values)], eqn.primitive.name)
         return self.moved([inputs], lambda s: [spread(s[0], out) for out in shapes(eqn.outvars)])
 

@@ -99,6 +99,13 @@ def find_layout(model: Model, structure: Structure, reading: Reading, call: Call
     Raises:
       ValueError: if the data are not laid out along the rows of the GPs.
     """
+    if structure.below:
+        raise ValueError(
+            f"Site '{structure.below[0]}' is a latent variable that depends on a GP, and its value "
+            "was found with all of the data: without a data point, what it said would still be in "
+            "it. Put the variable into the likelihood, or take az.loo of "
+            "to_arviz(key, fit, mcmc=mcmc), for an MCMC that was run on NUTS(collapse(fit))."
+        )
     counts = {name: site.rows for name, site in reading.gps.items()}
     if len(set(counts.values())) > 1:
         raise ValueError(

@@ -102,7 +102,7 @@ def _values_of_gps(reading: Reading) -> dict[str, Any]:
 
 
 def latents_below(model: Model, reading: Reading, call: Call) -> set[str]:
-    """Latent variables whose density depends on the values of GPs.
+    """Latent variables whose density depends on the values of GPs, directly or through others.
 
     Args:
       model: the NumPyro model.
@@ -120,7 +120,13 @@ def latents_below(model: Model, reading: Reading, call: Call) -> set[str]:
         trace = run_with(model, call, {**reading.pinned, **values})
         return {name: density(trace[name]) for name in latents}
 
-    return {name for name, yes in depends(densities, _values_of_gps(reading)).items() if yes}
+    found: set[str] = set()
+    while True:
+        values = _values_of_gps(reading) | {name: reading.pinned[name] for name in found}
+        now = {name for name, yes in depends(densities, values).items() if yes}
+        if now <= found:
+            return found
+        found = now
 
 
 def unread(model: Model, reading: Reading, call: Call, names: set[str]) -> set[str]:

@@ -1,0 +1,289 @@
+"""Kernels that see the distance between inputs alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from numpyro_tsvgp.kernels.distance import as_matrix, centred, pair, squared_distance
+from numpyro_tsvgp.kernels.leaf import Leaf
+from numpyro_tsvgp.kernels.tree import Dims, pytree, static
+
+__all__ = [
+    "RBF",
+    "Cosine",
+    "Matern12",
+    "Matern32",
+    "Matern52",
+    "Periodic",
+    "RationalQuadratic",
+    "Stationary",
+]
+
+
+class Stationary(Leaf):
+    """A kernel that depends on the difference of its inputs, by default on their distance."""
+
+    def diag(self, X: ArrayLike) -> Array:
+        X = self._inputs(X)
+        batches = []
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            if field.name in ("lengthscale", "period"):
+                batches.append(self._per_input(field.name, X).shape[:-2])
+            elif not field.metadata.get("static"):
+                batches.append(jnp.shape(getattr(self, field.name)))
+        variance = jnp.asarray(self.variance)[..., None] * jnp.ones(len(X), X.dtype)
+        return jnp.broadcast_to(variance, jnp.broadcast_shapes(*batches) + (len(X),))
+
+    def _correlation(self, A: Array, B: Array) -> Array:
+        scale = self._per_input("lengthscale", A)
+        if A.shape[-1] == 1:  # no matrix product, so no cancellation to guard against
+            return self._shape(jnp.square((A - B.T) / scale))
+        A, B = centred(A, B)
+        if scale.shape[-1] == 1:  # one product serves the whole batch
+            return self._shape(squared_distance(A, B, jnp.square(scale)))
+        return self._shape(squared_distance(*pair(lambda X: X / scale, A, B)))
+
+    def _shape(self, s: Array) -> Array:
+        """The correlation at squared, scaled distance ``s``."""
+        raise NotImplementedError
+
+
+@pytree
+class RBF(Stationary):
+    r"""Squared exponential kernel, of infinitely smooth functions.
+
+    .. math:: k(x, x') = \sigma^2 \exp\left(-\tfrac12 r^2\right), \quad
+        r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2
+
+    Args:
+        lengthscale: :math:`\ell`, of shape ``()``, ``(d,)``, ``batch + (1,)`` or ``batch + (d,)``.
+        variance: :math:`\sigma^2`, of shape ``batch``.
+        active_dims: the columns of the inputs to use; all of them by default.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_tsvgp import kernels
+        >>> X = jnp.linspace(0.0, 1.0, 5)
+        >>> kernels.RBF(0.5)(X, X).shape
+        (5, 5)
+        >>> kernels.RBF(jnp.array([[0.5], [1.0], [2.0]]))(X, X).shape
+        (3, 5, 5)
+
+    References:
+        Rasmussen and Williams, `Gaussian Processes for Machine Learning
+        <https://gaussianprocess.org/gpml/>`_, 2006, chapter 4, here and for the kernels below.
+    """
+
+    lengthscale: ArrayLike = 1.0
+    variance: ArrayLike = 1.0
+    active_dims: Dims = static(default=None)
+
+    def _shape(self, s: Array) -> Array:
+        return jnp.exp(-0.5 * s)
+
+
+def _matern12(z: Array) -> Array:
+    # sqrt has an infinite slope at zero, which both branches of `where` must be kept from seeing.
+    away = z > 0
+    return jnp.where(away, jnp.exp(-jnp.sqrt(jnp.where(away, z, 1.0))), 1.0)
+
+
+# As functions of z = r^2 each Matern function is, up to a factor, the derivative of the next one.
+# Saying so keeps the derivatives right at r = 0, where differentiating sqrt cannot.
+@jax.custom_jvp
+def _matern32(z: Array) -> Array:
+    r = jnp.sqrt(z)
+    return (1.0 + r) * jnp.exp(-r)
+
+
+@jax.custom_jvp
+def _matern52(z: Array) -> Array:
+    r = jnp.sqrt(z)
+    return (1.0 + r + z / 3.0) * jnp.exp(-r)
+
+
+_matern32.defjvps(lambda dz, _, z: -0.5 * _matern12(z) * dz)
+_matern52.defjvps(lambda dz, _, z: -_matern32(z) / 6.0 * dz)
+
+
+@pytree
+class Matern12(Stationary):
+    r"""Matérn-1/2 or exponential kernel, of continuous functions without derivatives.
+
+    .. math:: k(x, x') = \sigma^2 e^{-r}, \quad r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2
+
+    It has no derivative at :math:`x = x'`; there, automatic differentiation returns zero.
+
+    Args:
+        lengthscale: :math:`\ell`, of shape ``()``, ``(d,)``, ``batch + (1,)`` or ``batch + (d,)``.
+        variance: :math:`\sigma^2`, of shape ``batch``.
+        active_dims: the columns of the inputs to use; all of them by default.
+
+    Example:
+        >>> from numpyro_tsvgp import kernels
+        >>> round(kernels.Matern12(lengthscale=2.0)([0.0], [2.0]).item(), 4)
+        0.3679
+    """
+
+    lengthscale: ArrayLike = 1.0
+    variance: ArrayLike = 1.0
+    active_dims: Dims = static(default=None)
+
+    def _shape(self, s: Array) -> Array:
+        return _matern12(s)
+
+
+@pytree
+class Matern32(Stationary):
+    r"""Matérn-3/2 kernel, of functions with one derivative.
+
+    .. math:: k(x, x') = \sigma^2 (1 + \sqrt3 r) e^{-\sqrt3 r}, \quad
+        r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2
+
+    Args:
+        lengthscale: :math:`\ell`, of shape ``()``, ``(d,)``, ``batch + (1,)`` or ``batch + (d,)``.
+        variance: :math:`\sigma^2`, of shape ``batch``.
+        active_dims: the columns of the inputs to use; all of them by default.
+
+    Example:
+        >>> from numpyro_tsvgp import kernels
+        >>> round(kernels.Matern32(lengthscale=2.0)([0.0], [2.0]).item(), 4)
+        0.4834
+    """
+
+    lengthscale: ArrayLike = 1.0
+    variance: ArrayLike = 1.0
+    active_dims: Dims = static(default=None)
+
+    def _shape(self, s: Array) -> Array:
+        return _matern32(3.0 * s)
+
+
+@pytree
+class Matern52(Stationary):
+    r"""Matérn-5/2 kernel, of functions with two derivatives.
+
+    .. math:: k(x, x') = \sigma^2 (1 + \sqrt5 r + \tfrac53 r^2) e^{-\sqrt5 r}, \quad
+        r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2
+
+    Args:
+        lengthscale: :math:`\ell`, of shape ``()``, ``(d,)``, ``batch + (1,)`` or ``batch + (d,)``.
+        variance: :math:`\sigma^2`, of shape ``batch``.
+        active_dims: the columns of the inputs to use; all of them by default.
+
+    Example:
+        >>> from numpyro_tsvgp import kernels
+        >>> round(kernels.Matern52(lengthscale=2.0)([0.0], [2.0]).item(), 4)
+        0.524
+    """
+
+    lengthscale: ArrayLike = 1.0
+    variance: ArrayLike = 1.0
+    active_dims: Dims = static(default=None)
+
+    def _shape(self, s: Array) -> Array:
+        return _matern52(5.0 * s)
+
+
+@pytree
+class RationalQuadratic(Stationary):
+    r"""Rational quadratic kernel: a mixture of RBF kernels of many lengthscales.
+
+    .. math:: k(x, x') = \sigma^2 \left(1 + \frac{r^2}{2\alpha}\right)^{-\alpha}, \quad
+        r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2
+
+    Args:
+        lengthscale: :math:`\ell`, of shape ``()``, ``(d,)``, ``batch + (1,)`` or ``batch + (d,)``.
+        alpha: :math:`\alpha`, of shape ``batch``; the kernel tends to :class:`RBF` as it grows.
+        variance: :math:`\sigma^2`, of shape ``batch``.
+        active_dims: the columns of the inputs to use; all of them by default.
+
+    Example:
+        >>> from numpyro_tsvgp import kernels
+        >>> round(kernels.RationalQuadratic(lengthscale=1.0, alpha=1.0)([0.0], [2.0]).item(), 4)
+        0.3333
+    """
+
+    lengthscale: ArrayLike = 1.0
+    alpha: ArrayLike = 1.0
+    variance: ArrayLike = 1.0
+    active_dims: Dims = static(default=None)
+
+    def _shape(self, s: Array) -> Array:
+        alpha = as_matrix(self.alpha)
+        return jnp.exp(-alpha * jnp.log1p(s / (2.0 * alpha)))
+
+
+@pytree
+class Periodic(Stationary):
+    r"""Kernel of functions that repeat themselves.
+
+    .. math:: k(x, x') = \sigma^2 \exp\left(
+        -2 \sum_d \sin^2\left(\pi (x_d - x'_d) / p_d\right) / \ell_d^2 \right)
+
+    Args:
+        lengthscale: :math:`\ell`, relative to the period, of shape ``()``, ``(d,)``,
+            ``batch + (1,)`` or ``batch + (d,)``.
+        period: :math:`p`, of such a shape too.
+        variance: :math:`\sigma^2`, of shape ``batch``.
+        active_dims: the columns of the inputs to use; all of them by default.
+
+    Example:
+        >>> from numpyro_tsvgp import kernels
+        >>> round(kernels.Periodic(period=3.0)([0.0], [6.0]).item(), 4)
+        1.0
+
+    References:
+        MacKay, `Introduction to Gaussian processes
+        <https://www.inference.org.uk/mackay/gpB.pdf>`_, 1998.
+    """
+
+    lengthscale: ArrayLike = 1.0
+    period: ArrayLike = 1.0
+    variance: ArrayLike = 1.0
+    active_dims: Dims = static(default=None)
+
+    def _correlation(self, A: Array, B: Array) -> Array:
+        scale = self._per_input("lengthscale", A)
+        frequency = 2.0 * math.pi / self._per_input("period", A)
+
+        def on_circles(X: Array) -> Array:
+            # The squared distance of two points on a circle of radius 1/l is (2 sin(.)/l)^2.
+            angle = X * frequency
+            return jnp.concatenate([jnp.cos(angle) / scale, jnp.sin(angle) / scale], -1)
+
+        return jnp.exp(-0.5 * squared_distance(*pair(on_circles, *centred(A, B))))
+
+
+@pytree
+class Cosine(Stationary):
+    r"""Kernel of sinusoids of one frequency, with random amplitude and phase.
+
+    .. math:: k(x, x') = \sigma^2 \cos\left(2\pi \sum_d (x_d - x'_d) / \ell_d\right)
+
+    Args:
+        lengthscale: :math:`\ell`, the wavelength, of shape ``()``, ``(d,)``, ``batch + (1,)`` or
+            ``batch + (d,)``.
+        variance: :math:`\sigma^2`, of shape ``batch``.
+        active_dims: the columns of the inputs to use; all of them by default.
+
+    Example:
+        >>> from numpyro_tsvgp import kernels
+        >>> round(kernels.Cosine(lengthscale=4.0)([0.0], [2.0]).item(), 4)
+        -1.0
+    """
+
+    lengthscale: ArrayLike = 1.0
+    variance: ArrayLike = 1.0
+    active_dims: Dims = static(default=None)
+
+    def _correlation(self, A: Array, B: Array) -> Array:
+        scale = self._per_input("lengthscale", A)
+        u, v = pair(lambda X: jnp.sum(X / scale, -1), *centred(A, B))
+        return jnp.cos(2.0 * math.pi * (u[..., :, None] - v[..., None, :]))
