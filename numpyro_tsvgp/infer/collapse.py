@@ -275,24 +275,27 @@ class Collapsed:
         hyper = _as_arrays(self.hyperparameters_among(samples))
         with blas_threads():
             there = self.fit.inputs(args, kwargs)
-            found = _at_each((one, self.refresh), self.fit, hyper, there, extra)
+            # What is below GPs belongs to the training data.
+            left_out = self.fit.structure.below if args or kwargs else ()
+            found = _at_each((one, self.refresh, left_out), self.fit, hyper, there, extra)
             return jax.block_until_ready(found)
 
 
 @partial(jax.jit, static_argnums=0)
 def _at_each(
-    settings: tuple[Callable[..., Any], int],
+    settings: tuple[Callable[..., Any], int, tuple[str, ...]],
     fit: Fit,
     hyper: Params,
     there: Call,
     extra: tuple[Any, ...],
 ) -> Any:
-    one, refresh = settings
+    one, refresh, left_out = settings
 
     def given(inputs: tuple[Params, tuple[Any, ...]]) -> dict[str, Any]:
         hyper, extra = inputs
         here = fit.refreshed(hyper, refresh)
-        latents = fit.guide.latents(here.read(there, hyper), here.params)
+        known = {name: value for name, value in hyper.items() if name not in left_out}
+        latents = fit.guide.latents(here.read(there, known), here.params)
         return {name: one(i, latent, *extra) for i, (name, latent) in enumerate(latents.items())}
 
     return lax.map(given, (hyper, extra))

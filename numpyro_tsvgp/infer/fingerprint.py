@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import sysconfig
 import types
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,7 +17,9 @@ __all__ = ["fingerprint"]
 
 # Larger arrays are looked at in so many evenly spaced places.
 _BYTES = 2**24
-_DEPTH = 6
+_DEPTH = 24
+# Code in these folders is known by its versions, and what it refers to need not be looked at.
+_LIBRARIES = tuple({*sysconfig.get_paths().values(), str(Path(__file__).parents[1])})
 
 
 def fingerprint(value: Any) -> str:
@@ -38,74 +42,98 @@ def fingerprint(value: Any) -> str:
       >>> fingerprint(lambda x: x + 1) == fingerprint(lambda x: x + 2)
       False
     """
-    digest = hashlib.sha256()
-    _add(digest, value, _DEPTH, set())
-    return digest.hexdigest()[:16]
+    return _Digest().of(value)
 
 
-def _add(digest: Any, value: Any, depth: int, seen: set[int]) -> None:
-    digest.update(type(value).__name__.encode())
-    if isinstance(value, Array | np.ndarray | np.generic):
-        _add_array(digest, value)
-    elif value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        digest.update(repr(value).encode())
-    elif depth == 0 or id(value) in seen:
-        return
-    elif isinstance(value, types.CodeType):
-        digest.update(value.co_code)
-        _add(digest, (value.co_names, value.co_varnames), depth, seen)
-        for constant in value.co_consts:
-            _add(digest, constant, depth, seen)
-    elif isinstance(value, dict):
-        for key in sorted(value, key=str):
-            _add(digest, (str(key), value[key]), depth - 1, seen)
-    elif isinstance(value, list | tuple | set | frozenset):
-        items = value if isinstance(value, list | tuple) else sorted(value, key=str)
-        for item in items:
-            _add(digest, item, depth, seen | {id(value)})
-    elif isinstance(value, types.ModuleType | type):
-        digest.update(value.__name__.encode())
-    else:
-        _add_object(digest, value, depth - 1, seen | {id(value)})
+class _Digest:
+    """A walk over a value and all that it is made of, each object once."""
 
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self._seen: dict[int, int] = {}
+        self._alive: list[Any] = []  # or another object could get the place of one that is gone
 
-def _add_array(digest: Any, value: Any) -> None:
-    if isinstance(value, Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        value = jax.random.key_data(value)
-    array = np.asarray(value)
-    digest.update(f"{array.dtype} {array.shape}".encode())
-    if array.dtype.kind == "O":
-        return
-    flat = np.ravel(array)
-    if flat.nbytes > _BYTES:
-        flat = flat[:: -(-flat.nbytes // _BYTES)]
-    digest.update(np.ascontiguousarray(flat).tobytes())
+    def of(self, value: Any) -> str:
+        self._add(value, _DEPTH)
+        return self._hash.hexdigest()[:16]
 
+    def _say(self, text: str) -> None:
+        self._hash.update(text.encode() + b";")
 
-def _add_object(digest: Any, value: Any, depth: int, seen: set[int]) -> None:
-    """Functions by code and closure, other objects by their attributes."""
-    if isinstance(value, types.MethodType):
-        _add(digest, (value.__func__, value.__self__), depth, seen)
-    elif isinstance(value, types.FunctionType):
+    def _add(self, value: Any, depth: int) -> None:
+        self._say(type(value).__name__)
+        if isinstance(value, Array | np.ndarray | np.generic):
+            self._add_array(value)
+        elif value is None or isinstance(value, bool | int | float | complex | str | bytes):
+            self._say(repr(value))
+        elif isinstance(value, types.ModuleType | type):
+            self._say(value.__name__)
+        elif id(value) in self._seen:
+            self._say(str(self._seen[id(value)]))
+        elif depth:
+            self._seen[id(value)] = len(self._seen)
+            self._alive.append(value)
+            self._add_parts(value, depth - 1)
+
+    def _add_all(self, values: Any, depth: int) -> None:
+        for value in values:
+            self._add(value, depth)
+        self._say("end")
+
+    def _add_parts(self, value: Any, depth: int) -> None:
+        if isinstance(value, types.CodeType):
+            self._hash.update(value.co_code)
+            self._add_all((*value.co_names, "", *value.co_varnames), depth)
+            self._add_all(value.co_consts, depth)
+        elif isinstance(value, dict):
+            for key in sorted(value, key=str):
+                self._say(str(key))
+                self._add(value[key], depth)
+        elif isinstance(value, list | tuple):
+            self._add_all(value, depth)
+        elif isinstance(value, set | frozenset):
+            self._add_all(sorted(value, key=str), depth)
+        elif isinstance(value, types.MethodType):
+            self._add_all((value.__func__, value.__self__), depth)
+        elif isinstance(value, types.FunctionType):
+            self._add_function(value, depth)
+        else:
+            self._add_object(value, depth)
+
+    def _add_function(self, value: types.FunctionType, depth: int) -> None:
         cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
-        used = [
-            value.__globals__[name]
-            for name in value.__code__.co_names
-            if name in value.__globals__
-            and not isinstance(value.__globals__[name], types.ModuleType | type)
-        ]
-        for part in (value.__code__, value.__defaults__, value.__kwdefaults__, cells, used):
-            _add(digest, part, depth, seen)
-    elif dataclasses.is_dataclass(value):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        _add(digest, fields, depth, seen)
-    elif hasattr(value, "func") and hasattr(value, "args"):  # functools.partial
-        _add(digest, (value.func, value.args, getattr(value, "keywords", None)), depth, seen)
-    elif hasattr(value, "__wrapped__"):  # a compiled function
-        _add(digest, value.__wrapped__, depth, seen)
-    elif hasattr(value, "__dict__"):
-        public = {k: v for k, v in vars(value).items() if not k.startswith("_")}
-        _add(digest, public, depth, seen)
+        for part in (value.__code__, value.__defaults__, value.__kwdefaults__):
+            self._add(part, depth)
+        self._add_all(cells, depth)
+        if not value.__code__.co_filename.startswith(_LIBRARIES):
+            names = [name for name in value.__code__.co_names if name in value.__globals__]
+            self._add_all([value.__globals__[name] for name in names], depth)
+
+    def _add_object(self, value: Any, depth: int) -> None:
+        if dataclasses.is_dataclass(value):
+            fields = [getattr(value, field.name) for field in dataclasses.fields(value)]
+            self._add_all(fields, depth)
+        elif hasattr(value, "func") and hasattr(value, "args"):  # functools.partial
+            self._add_all((value.func, value.args, getattr(value, "keywords", None)), depth)
+        else:
+            if hasattr(value, "__wrapped__"):  # a compiled function, or a handler around one
+                self._add(value.__wrapped__, depth)
+            for name in sorted(getattr(value, "__dict__", {})):
+                if not name.startswith("_"):
+                    self._say(name)
+                    self._add(vars(value)[name], depth)
+
+    def _add_array(self, value: Any) -> None:
+        if isinstance(value, Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+            value = jax.random.key_data(value)
+        array = np.asarray(value)
+        self._say(f"{array.dtype} {array.shape}")
+        if array.dtype.kind == "O":
+            return
+        flat = np.ravel(array)
+        if flat.nbytes > _BYTES:
+            flat = flat[:: -(-flat.nbytes // _BYTES)]
+        self._hash.update(np.ascontiguousarray(flat).tobytes())
 
 
 def _is_filled(cell: Any) -> bool:

@@ -169,9 +169,10 @@ class Fit:
 
         Latent variables below GPs belong to the training data. Elsewhere they follow from the GPs.
         """
-        of_fit = self.guide.hyper_guide(self.structure.hyper, call if self.call is None else self.call)
-        of_fit.check(self.params)
-        return of_fit if call is self.call else of_fit.without(self.structure.below)
+        training = call if self.call is None else self.call
+        found = self.guide.hyper_guide(self.structure.hyper, training)
+        found.check(self.params)
+        return found if call is self.call else found.without(self.structure.below)
 
     @property
     def hyper(self) -> dict[str, Array]:

@@ -97,9 +97,10 @@ class Interpreter(Spans):
 
     def _mixed(self, eqn: Any, values: Sequence[Value]) -> list[Value]:
         """Results that read all that goes into an equation."""
-        if not tracked(values):
-            return [Value() for _ in eqn.outvars]
-        inputs = self.term([whole(span) for span in tracked(values)], eqn.primitive.name)
+        spans = [whole(span) for span in tracked(values)]
+        if eqn.effects:
+            spans.append(self.everything)
+        inputs = self.term(spans, eqn.primitive.name)
         return self.moved([inputs], lambda s: [spread(s[0], out) for out in shapes(eqn.outvars)])
 
     def _cond(self, eqn: Any, values: list[Value]) -> list[Value]:

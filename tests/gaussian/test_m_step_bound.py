@@ -47,7 +47,6 @@ FAST = [
     "shared kernel, own means, still",
     "shared kernel, own means, moving, fresh",
     "own lengthscales, own means, moving",
-    "own variances, own means, still, fresh",
 ]
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in CASES if name not in FAST]
 

@@ -122,7 +122,7 @@ def assert_default_rate(guide, *args):
     assert rate == pytest.approx(0.5 * np.sqrt(BATCH / N))
 
 
-SLOW = ["by_subsample"]  # what NumPyro itself makes of the other two
+SLOW = ["by_subsample", "by_values"]  # to the library the same as the first
 
 
 @pytest.mark.parametrize(

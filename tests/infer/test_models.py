@@ -57,9 +57,7 @@ class Fitter:
             before = state
             state, loss = self.update(state, *args)
             losses.append(float(loss))
-        params = self.svi.get_params(
-            dataclasses.replace(state, optim_state=before.optim_state)
-        )
+        params = self.svi.get_params(dataclasses.replace(state, optim_state=before.optim_state))
         return Fit(self.guide, params, np.array(losses))
 
 
@@ -196,7 +194,12 @@ ZOO = {
 }
 
 
-@pytest.mark.parametrize("name", ZOO)
+FAST = ["bernoulli-probit", "student-t", "ordinal", "a user's own"]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(k, marks=() if k in FAST else pytest.mark.slow) for k in ZOO]
+)
 def test_likelihoods(name):
     """A few EM steps lower the loss, and the loss is what NumPy says it is."""
     case = ZOO[name]
@@ -219,10 +222,10 @@ def test_likelihoods(name):
         lambda A, B: dense.rbf(A, B, lengthscale, variance),
         params["f_auto_inducing"],
         X,
-        guide.dual_parameters(params, X)["f"],
+        guide.dual_parameters(params, X, case.data)["f"],
     )
     # Two ways to the same numbers: what is left is rounding times the condition of K (1e5).
-    marginals = guide.marginals(params, X)["f"]
+    marginals = guide.marginals(params, X, case.data)["f"]
     np.testing.assert_allclose(marginals.mean, q.mean, rtol=1e-7, atol=1e-8)
     np.testing.assert_allclose(marginals.variance, q.variance, rtol=1e-7, atol=1e-8)
 
@@ -237,6 +240,7 @@ def test_likelihoods(name):
     assert loss == pytest.approx(-exact, abs=1e-7)
 
 
+@pytest.mark.slow
 def test_softmax_of_three_latent_functions_that_share_a_kernel():
     """Three coupled latent functions: a joint rule, one plate, one kernel."""
     scores = np.stack([TRUTH, -TRUTH, np.zeros(N)])
@@ -253,13 +257,13 @@ def test_softmax_of_three_latent_functions_that_share_a_kernel():
     assert improved(losses)
     assert params["f_auto_linear"].shape == (3, M)
     assert params["f_auto_inverse"].shape == (1, M, M)  # one prior for all three
-    linear, quadratic = guide.dual_parameters(params, X)["f"]
+    linear, quadratic = guide.dual_parameters(params, X, y)["f"]
     kernel = _rbf(params["lengthscale"])
     qs = [
         dense.posterior(kernel, params["f_auto_inducing"], X, dual)
         for dual in zip(linear, quadratic, strict=True)
     ]
-    marginals = guide.marginals(params, X)["f"]
+    marginals = guide.marginals(params, X, y)["f"]
     np.testing.assert_allclose(marginals.mean, [q.mean for q in qs], atol=1e-8)
     # Over all of space: the trapezoidal rule on a cube of 12 standard deviations, which for a
     # Gaussian times a smooth function converges faster than any power of the step (0.3).
@@ -312,7 +316,7 @@ def test_batched_kernel_gives_each_latent_function_its_own_hyperparameters():
     guide, params, losses = Fitter(model)(X, Y)
     assert improved(losses)
     assert params["f_auto_inverse"].shape == (3, M, M)
-    linear, quadratic = guide.dual_parameters(params, X)["f"]
+    linear, quadratic = guide.dual_parameters(params, X, Y)["f"]
     bound = 0.0
     for p in range(3):
         variance = params["variance_auto_loc"][p]
@@ -360,7 +364,7 @@ def test_mean_and_log_scale_of_a_normal(mcycle):
     assert params["f_auto_inducing"].shape == (11,) and params["g_auto_inducing"].shape == (6,)
     q = _posteriors(
         fitted,
-        (t,),
+        (t, a),
         {"f": _rbf(0.15), "g": _rbf(0.2, params["variance"])},
         {"f": t, "g": t},
     )
@@ -392,7 +396,7 @@ def test_linear_mixture_of_latent_functions():
     assert improved(losses)
     W = np.asarray(params["W"])
     assert np.abs(W - W0).max() > 0.01
-    linear, quadratic = guide.dual_parameters(params, X)["f"]
+    linear, quadratic = guide.dual_parameters(params, X, Y)["f"]
     qs = [
         dense.posterior(_rbf(0.2), params["f_auto_inducing"], X, dual)
         for dual in zip(linear, quadratic, strict=True)
@@ -421,13 +425,14 @@ def test_additive_functions():
     params = fitted.params
     inputs = {"f": X2[:, 0], "g": X2}
     second = lambda A, B: dense.rbf(np.asarray(A)[:, 1], np.asarray(B)[:, 1], 0.5)  # noqa: E731
-    q = _posteriors(fitted, (X2,), {"f": _rbf(params["lengthscale"]), "g": second}, inputs)
+    q = _posteriors(fitted, (X2, y), {"f": _rbf(params["lengthscale"]), "g": second}, inputs)
     mean = q["f"].mean + q["g"].mean
     variance = q["f"].variance + q["g"].variance
     bound = dense.normal_expectation(y, mean, variance, params["noise"]) - q["f"].kl - q["g"].kl
     assert fitted.losses[-1] == pytest.approx(-bound, abs=1e-8)
 
 
+@pytest.mark.slow
 def test_two_data_sets_of_different_length_and_kind():
     """GPs at different inputs and of different n, observed by different plates.
 
@@ -450,7 +455,9 @@ def test_two_data_sets_of_different_length_and_kind():
     fitted = Fitter(model, inducing={"f": Z, "g": 2 * Z - 1})(*args, _noisy, counts)
     assert improved(fitted.losses)
     scale = fitted.params["lengthscale"]
-    q = _posteriors(fitted, args, {"f": _rbf(scale), "g": _rbf(scale, 0.5)}, inputs)
+    q = _posteriors(
+        fitted, (*args, _noisy, counts), {"f": _rbf(scale), "g": _rbf(scale, 0.5)}, inputs
+    )
     f, g = q["f"], q["g"]
     poisson = counts * g.mean - np.exp(g.mean + g.variance / 2) - special.gammaln(counts + 1)
     bound = dense.normal_expectation(_noisy, f.mean, f.variance, 0.3) + poisson.sum() - f.kl - g.kl
@@ -588,6 +595,7 @@ def test_deterministic_sites_and_scope():
     np.testing.assert_allclose(deviation**2, params["left/variance_auto_loc"])
 
 
+@pytest.mark.slow
 def test_scopes_put_one_model_into_another_twice():
     halves = {"left": slice(0, HALF), "right": slice(HALF, N)}
 
@@ -613,6 +621,7 @@ def test_scopes_put_one_model_into_another_twice():
             np.testing.assert_allclose(found, value, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_mean_function():
     """The mean is where the data are seen from, at the inputs of the fit and at others."""
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-SCRIPTS = Path(__file__).parent.parent / "examples" / "paper"
+SCRIPTS = Path(__file__).parents[2] / "examples" / "paper"
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ def assert_moments(draws, q, what=""):
 # ---- moments ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["tied", pytest.param("untied", marks=pytest.mark.slow), "full"])
 def test_marginals_and_joint_draws_at_new_inputs(kind):
     """At more, fewer and other inputs than in the fit, against the dense formula."""
     guide, params = fit(kind)
@@ -156,6 +156,7 @@ def test_predictive_from_posterior_samples():
     np.testing.assert_allclose(out["twice"], 2.0 * samples["f"])
 
 
+@pytest.mark.slow
 def test_parallel_predictive_draws_the_same():
     guide, params = fit()
 
@@ -250,6 +251,7 @@ def test_marginals_at_many_inputs_in_bounded_memory():
     assert memory < 8 * (4 * rows._ELEMENTS + 5 * n) < 8 * m * n / 4
 
 
+@pytest.mark.slow
 def test_marginals_at_200_000_inputs():
     guide, params = fit()
     many = np.linspace(-1.0, 2.0, 200_000)
