@@ -91,7 +91,8 @@ def expected(name: str) -> Answer:
     if not CORPUS[name].stored:
         return reference(name)
     found = _stored()[name]
-    return {k: Moments(np.array(v["mean"]), np.array(v["sd"])) for k, v in found.items()}
+    keys = [key.removesuffix(" mean") for key in found if key.endswith(" mean")]
+    return {k: Moments(*(np.array(found[f"{k} {part}"]) for part in Moments._fields)) for k in keys}
 
 
 @cache
@@ -294,7 +295,7 @@ def effects_around_a_function_by_nuts_on_collapse():
     return {"f": nuts_on_collapse(result, *args)["f"]}
 
 
-@refused(r"one term of site 's' reads both f\[0\] and f\[1\]", X, Y)
+@refused(r"one term of site 's' reads both f\[\d+\] and f\[\d+\]", X, Y)
 def scalar_around_the_mean_of_a_function(X, y=None):
     f = function(X)
     s = numpyro.sample("s", dist.Normal(f.mean(), 0.1))
@@ -448,39 +449,39 @@ def lag_whose_coefficient_starts_at_zero(X, y=None):
 
 
 SECOND = np.where(np.arange(N) < N // 2, 0.0, 1.0)
-SHIFTED = Y + SECOND * np.cos(5.0 * X)
+SHIFTED = Y + SECOND * np.cos(20.0 * X)
 
 
 @accepted(
     *(X, SECOND, SHIFTED),
     answer=lambda: gaussian(
-        Prior({"f": K, "g": K}),
+        Prior({"f": K, "g": dense.rbf(X, X, 0.1, 0.25)}),
         SHIFTED,
-        NOISE,
+        0.6,
         {"f": np.eye(N), "g": np.diag(SECOND)},
         factorised=True,
     ),
     how="Gaussian algebra, for a guide that factorises",
     guide={"inducing": X, "learn_inducing": False},
-    site_lr=lambda step: 0.3 / (1.0 + 0.05 * step),
-    steps=1000,
-    mean=0.1,
+    site_lr=lambda step: 0.3 / (1.0 + 0.02 * step),
+    steps=2000,
+    mean=0.15,
     sd=0.05,
 )
 def second_function_that_the_first_batch_does_not_show(X, s, y=None):
     plate = numpyro.plate("data", X.shape[0], subsample_size=5)
     with plate as rows:
         x, s, y = X[rows], s[rows], None if y is None else y[rows]
-    f, g = function(x), function(x, "g")
+    f, g = function(x), function(x, "g", 0.1, 0.25)
     with plate:
-        numpyro.sample("y", dist.Normal(f + s * g, NOISE), obs=y)
+        numpyro.sample("y", dist.Normal(f + s * g, 0.6), obs=y)
 
 
 FIRST = np.arange(N)
 OTHER = np.where(np.arange(N) < N // 2, FIRST, FIRST[::-1])
 
 
-@refused(r"(?s)reads? both f|not a sum over data points", X, FIRST, OTHER, BINARY)
+@refused(READS_BOTH.format("y"), X, FIRST, OTHER, BINARY)
 def pairs_that_the_first_batch_does_not_show(X, i, j, y=None):
     f = function(X)
     with numpyro.plate("data", X.shape[0], subsample_size=5) as rows:
@@ -1245,8 +1246,9 @@ _season = 0.5 * np.exp(-2.0 * np.sin(np.pi * np.subtract.outer(X, X) / 0.3) ** 2
         Prior({"trend": dense.rbf(X, X, 0.5), "season": _season}), Y, NOISE, factorised=True
     ),
     how="Gaussian algebra, for a guide that factorises",
-    site_lr=0.5,
-    steps=300,
+    # The two are hard to tell apart, and E-steps take that long to do so.
+    site_lr=0.9,
+    steps=1000,
     mean=0.01,
     sd=0.01,
 )
@@ -1683,7 +1685,7 @@ def hierarchical_counts_by_nuts_on_collapse():
 # ---- models that sites cannot represent ------------------------------------------------------
 
 
-@refused(r"no finite gradient|probability a link function", X, BINARY)
+@refused(r"Site 'y' is a Bernoulli\w* whose probs leaves its range.*link function", X, BINARY)
 def probabilities_without_a_link(X, y=None):
     f = function(X)
     with data(X):
@@ -1705,7 +1707,7 @@ def deep_gp(X, y=None):
         numpyro.sample("y", dist.Normal(g, NOISE), obs=y)
 
 
-@refused(r"Site 'outlier' is a discrete latent variable \(Bernoulli\)", X, Y)
+@refused(r"Site 'outlier' is a discrete latent variable \(Bernoulli", X, Y)
 def discrete_latent(X, y=None):
     f = function(X)
     with data(X):
@@ -1735,15 +1737,23 @@ def scale_around_the_gp(X, y=None):
 
 def main(names: list[str]) -> None:
     """Computes stored answers anew, all or those of some entries, and writes them."""
-    stored = json.loads(STORED.read_text()) if STORED.exists() else {}
     for name, entry in CORPUS.items():
-        if entry.stored and (not names or name in names):
-            print(name, flush=True)
-            stored[name] = {
-                key: {k: np.round(v, 4).tolist() for k, v in moments._asdict().items()}
-                for key, moments in reference(name).items()
-            }
-            STORED.write_text(json.dumps(stored, indent=1, sort_keys=True) + "\n")
+        if not entry.stored or (names and name not in names):
+            continue
+        print(name, flush=True)
+        stored = json.loads(STORED.read_text()) if STORED.exists() else {}
+        stored[name] = {
+            f"{key} {k}": np.round(v, 4).tolist()
+            for key, moments in reference(name).items()
+            for k, v in moments._asdict().items()
+        }
+        lines = [
+            f'"{name}": {{\n  '
+            + ",\n  ".join(f'"{k}": {json.dumps(v)}' for k, v in stored[name].items())
+            + "\n}"
+            for name in sorted(stored)
+        ]
+        STORED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,9 @@ from numpyro_tsvgp.infer.hyper import Params
 
 __all__ = ["influence", "loo"]
 
+# The Pareto tail of importance weights is a fifth of them, and fitted to five at least.
+_FEWEST_DRAWS = 25
+
 
 @blas_threads()
 def loo(
@@ -155,14 +158,24 @@ def _hyper_draws(
     """Draws of the hyperparameters, evenly spaced ones of an MCMC; None if they are points."""
     if collapsed is not None:
         samples = collapsed.hyperparameters_among(mcmc.get_samples())
-        count = len(next(iter(samples.values())))
-        keep = np.unique(np.linspace(0, count - 1, min(num, count)).round().astype(int))
+        size = len(next(iter(samples.values())))
+        _check_number(min(num, size))
+        keep = np.unique(np.linspace(0, size - 1, min(num, size)).round().astype(int))
         return {name: value[keep] for name, value in samples.items()}
     hyper_guide = fit.hyper_guide
     if hyper_guide.is_point:
         return None
+    _check_number(num)
     keys = jax.random.split(jax.random.key(0), num)
     return lax.map(lambda key: hyper_guide.draw(key, fit.params, fit.data)[0], keys)
+
+
+def _check_number(draws: int) -> None:
+    if draws < _FEWEST_DRAWS:
+        raise ValueError(
+            f"Weighting draws of the hyperparameters needs {_FEWEST_DRAWS} of them at least, for a "
+            f"tail to look at; there are {draws}. Draw more, or raise num_hyper."
+        )
 
 
 @blas_threads()

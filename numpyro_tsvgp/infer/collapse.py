@@ -160,7 +160,8 @@ class Collapsed:
 
         with _WithoutDensity(structure.below):
             reading = read(fit.model, call, values=fit.params, expose=expose)
-        hyper = {name: reading.pinned[name] for name in structure.hyperparameters}
+        # Of the trace: under a reparameterization they are no longer sampled but computed.
+        hyper = {name: reading.trace[name]["value"] for name in structure.hyperparameters}
         here = dataclasses.replace(fit, call=call)
         numpyro.factor("bound", evidence_of(here, hyper, self.refresh))
 

@@ -15,6 +15,9 @@ _FAR_SUBSAMPLED = 1.0
 # Standard errors of the medians of two blocks.
 _ERRORS = 8.0
 _ALTERNATIONS = 20
+# Nats a data point by which a loss of all data rises, twice among the last. Those of variational
+# hyperparameters have noise, of which this is several standard deviations.
+_RESTLESS = 0.3
 
 
 def complaint(losses: Any, points: float, *, subsampled: bool, rate: float | None) -> str | None:
@@ -22,7 +25,8 @@ def complaint(losses: Any, points: float, *, subsampled: bool, rate: float | Non
 
     The run is cut into ten blocks. A last block whose median is far above the best of them, in
     nats for each data point and in standard errors, is a divergence. Losses that go up and down in
-    turn, by steps that do not get smaller, are a cycle of E-steps that are too long.
+    turn, by steps that do not get smaller, are a cycle of E-steps that are too long. Losses of all
+    data that still jump up by much at the end are those of a fit that has not converged.
 
     Args:
       losses: the losses of a run.
@@ -43,12 +47,16 @@ def complaint(losses: Any, points: float, *, subsampled: bool, rate: float | Non
     """
     losses = np.asarray(losses, float)
     losses = losses[np.isfinite(losses)]
-    return _divergence(losses, points, subsampled, rate) or _cycle(losses, rate)
+    found = _divergence(losses, points, subsampled, rate) or _cycle(losses, rate)
+    if found is None and not subsampled:
+        found = _restlessness(losses, points, rate)
+    return found
 
 
 def _divergence(
     losses: np.ndarray, points: float, subsampled: bool, rate: float | None
 ) -> str | None:
+    losses = (losses[1:] + losses[:-1]) / 2  # those that alternate have a rule of their own
     size = max(len(losses) // 10, min(5, len(losses) // 3))
     if size < 2:
         return None
@@ -88,6 +96,17 @@ def _cycle(losses: np.ndarray, rate: float | None) -> str | None:
     return (
         f"The losses alternate between {low:.6g} and {high:.6g}: steps overshoot, one to either "
         f"side, and the fit does not converge. {_advice(rate)}"
+    )
+
+
+def _restlessness(losses: np.ndarray, points: float, rate: float | None) -> str | None:
+    recent = losses[-max(len(losses) // 10, min(8, len(losses) // 2)) :]
+    rises = np.diff(recent)
+    if (rises > _RESTLESS * points).sum() < 2:
+        return None
+    return (
+        f"The fit has not converged: the last losses jump between {recent.min():.6g} and "
+        f"{recent.max():.6g}. {_advice(rate)}"
     )
 
 

@@ -155,7 +155,7 @@ class Fit:
 
     def inputs(self, args: tuple[Any, ...], kwargs: Any) -> Call:
         """Arguments to predict at: those given, or those of the training data."""
-        return Call(args, kwargs) if args or kwargs else self.data
+        return Call(args, kwargs).on_device() if args or kwargs else self.data
 
     # ---- what diagnostics are made of --------------------------------------------------------
 

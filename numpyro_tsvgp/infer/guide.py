@@ -254,7 +254,7 @@ class GPGuide(AutoGuide):
                 "in guide.marginals(result.params, X_new). A fit has them already: "
                 "result.fit.marginals(X_new)."
             )
-        call = Call(args, kwargs)
+        call = Call(args, kwargs).on_device()
         hyper_guide = self._hyper_guide_at(*self._read_all(call, params))
         hyper_guide.check(params)
         return call, hyper_guide
@@ -263,7 +263,7 @@ class GPGuide(AutoGuide):
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
         """Samples hyperparameters and the GP sites at the inputs in the arguments."""
-        call = Call(args, kwargs)
+        call = Call(args, kwargs).on_device()
         reading = read(self.model, call, key=jax.random.key(0), first_rows=True)
         hyper_guide = self._hyper_guide_at(reading, call)
         with handlers.trace() as trace:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 from jax import Array
 from numpyro.primitives import Messenger
@@ -31,6 +32,7 @@ from numpyro_tsvgp.model.read import (
     is_latent,
     is_observed,
     read,
+    run_with,
 )
 from numpyro_tsvgp.model.structure import Structure, hyper_sites, latents_below, moves_with, unread
 
@@ -38,8 +40,12 @@ __all__ = ["check_inducing", "check_parameters", "check_values", "inspect"]
 
 # So many rows of data that plates draw batches of are looked at in one run of the model.
 _ROWS_AT_ONCE = 2**16
+# So many of them are there when it is found out what the likelihood reads.
+_ROWS_ANALYSED = 2**14
 # Inputs at which a kernel is looked at.
 _SOME = 8
+# Constraints that are known once other parameters are, and that wrap around.
+_UNRANGED = (type(dist.constraints.dependent), type(dist.constraints.circular))
 # So many values are not sorted by chance.
 _SORTED = 10
 
@@ -89,8 +95,11 @@ def inspect(model: Model, call: Call) -> tuple[Structure, Reading]:
     for name in latents:
         _check_hyperparameter(name, trace[name], observed, below=name in below)
     _check_not_deep(model, reading, call)
-    axes, dim, proven = couplings(model, reading, call, sorted(below))
-    _check_density(model, reading, call, below)
+    # What the first batch does not show, another one may.
+    everywhere, all_rows = _of_all_rows(model, reading, call)
+    axes, dim, proven = couplings(everywhere, all_rows, call, sorted(below))
+    _check_ranges(everywhere, all_rows, call, below)
+    _check_density(everywhere, all_rows, call, below)
     structure = Structure(
         gps=tuple(reading.gps),
         hyper=hyper_sites(reading, latents),
@@ -353,13 +362,35 @@ class _GivenRows(Messenger):
             msg["value"] = jnp.asarray(rows)
 
 
-def _check_other_rows(model: Model, reading: Reading, call: Call) -> None:
-    """Where plates draw batches, the values of all rows, not only of those in the reading."""
-    drawn = {
+def _drawn(reading: Reading) -> dict[str, tuple[int, int]]:
+    """Sizes of the plates that draw batches, and of their batches."""
+    return {
         name: (site["args"][0], len(site["value"]))
         for name, site in reading.plates.items()
         if len(site["value"]) < site["args"][0]
     }
+
+
+def _of_all_rows(model: Model, reading: Reading, call: Call) -> tuple[Model, Reading]:
+    """The model where plates do not draw batches: with all rows, or many spread over them."""
+    drawn = _drawn(reading)
+    if not drawn:
+        return model, reading
+    most = int(_ROWS_ANALYSED ** (1 / len(drawn)))
+    rows = {
+        name: np.unique(np.linspace(0, size - 1, min(size, max(batch, most))).astype(int))
+        for name, (size, batch) in drawn.items()
+    }
+    whole = _GivenRows(model, rows)
+    try:
+        return whole, read(whole, call, key=jax.random.key(0), first_rows=True)
+    except Exception:  # what the model is given is one batch, or it counts on its size
+        return model, reading
+
+
+def _check_other_rows(model: Model, reading: Reading, call: Call) -> None:
+    """Where plates draw batches, the values of all rows, not only of those in the reading."""
+    drawn = _drawn(reading)
     if not drawn:
         return
     for rows in _batches_of_all(drawn):
@@ -403,12 +434,12 @@ def _check_density(model: Model, reading: Reading, call: Call, below: set[str]) 
     }
 
     @jax.jit
-    def gradient(hyper: dict[str, Any]) -> dict[str, Array]:
+    def gradient(values: dict[str, Array], hyper: dict[str, Any]) -> dict[str, Array]:
         here = reading._replace(pinned={**reading.pinned, **hyper})
         return jax.grad(log_likelihood(model, here, call, below))(values)
 
     hyper = hyper_values(reading)
-    found = gradient(hyper)
+    found = gradient(values, hyper)
     if not all(bool(jnp.isfinite(g).all()) for g in found.values()):
         raise ValueError(
             "The log-likelihood has no finite gradient at values of the GPs near their prior "
@@ -418,7 +449,7 @@ def _check_density(model: Model, reading: Reading, call: Call, below: set[str]) 
         )
     flat = [name for name, g in found.items() if not bool((g != 0).any())]
     if flat:  # unless a coefficient that happens to start at zero is why
-        found = gradient({name: nudged(value, rng) for name, value in hyper.items()})
+        found = gradient(values, {name: nudged(value, rng) for name, value in hyper.items()})
         flat = [name for name in flat if not bool((found[name] != 0).any())]
     if flat:
         raise ValueError(
@@ -427,6 +458,37 @@ def _check_density(model: Model, reading: Reading, call: Call, below: set[str]) 
             "the prior. Check that the value of the GP enters the likelihood, and that it does so "
             "smoothly (jax.nn.sigmoid(f) rather than jnp.where(f > 0, ...))."
         )
+
+
+def _check_ranges(model: Model, reading: Reading, call: Call, below: set[str]) -> None:
+    """Parameters of the likelihood must be valid at draws of the GPs, where they depend on them."""
+    rng = np.random.RandomState(0)
+    draws = {}
+    for name, site in reading.gps.items():
+        sd = jnp.sqrt(jnp.atleast_2d(site.process().kernel.diag(site.gp.X)))
+        noise = jnp.asarray(rng.standard_normal((site.functions, site.rows)), site.loc.dtype)
+        draws[name] = site.unflatten(site.loc + sd * noise)
+    with numpyro.validation_enabled(False):  # which would say less of what to do
+        trace = run_with(model, call, {**reading.pinned, **draws})
+    for name, site in trace.items():
+        if not (is_observed(site) or name in below):
+            continue
+        outer, mask = _unmasked(site["fn"])
+        fn = _base(outer)
+        mask = np.expand_dims(mask, tuple(range(fn.event_dim - outer.event_dim, 0)))
+        for parameter, constraint in getattr(fn, "arg_constraints", {}).items():
+            # Vectors on a simplex and the like have tolerances of their own.
+            scalar = not isinstance(constraint, _UNRANGED) and constraint.event_dim == 0
+            if not scalar or not hasattr(fn, parameter):
+                continue
+            valid = np.asarray(constraint(getattr(fn, parameter)))
+            if (~valid & mask).any():
+                raise ValueError(
+                    f"Site '{name}' is a {type(fn).__name__} whose {parameter} leaves its range at "
+                    "values of the GPs that their prior calls likely. A GP takes all real values: "
+                    "use a link function, such as logits=f or jax.nn.sigmoid(f) for a probability "
+                    "and jnp.exp(f) for a rate or a scale."
+                )
 
 
 def _check_not_deep(model: Model, reading: Reading, call: Call) -> None:

@@ -1,5 +1,6 @@
 """Posteriors of hyperparameters: the collapsed density, samplers on it, and GPs given its draws."""
 
+import dataclasses
 import itertools
 import os
 import subprocess
@@ -19,7 +20,18 @@ from numpyro.infer.reparam import TransformReparam
 from numpyro.infer.util import log_density, potential_energy
 from scipy import stats
 
-from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, collapse, kernels, loo, to_arviz
+from numpyro_tsvgp import (
+    GP,
+    TSVGP,
+    AutoDualGaussian,
+    NaturalGradient,
+    Riemannian,
+    collapse,
+    kernels,
+    loo,
+    to_arviz,
+)
+from numpyro_tsvgp.gaussian.quadrature import GaussHermite
 
 # ---- GP regression, where one refresh makes the density exact ---------------------------------
 
@@ -49,12 +61,12 @@ def exact_regression(X, y, variance=1.3):
 
 
 @pytest.fixture(scope="module")
-def fitted():
+def fit():
     guide = AutoDualGaussian(regression, inducing=X, learn_inducing=False)
     svi = TSVGP(regression, guide, None, site_lr=1.0)
     state = svi.init(jax.random.key(0), X, Y)
     state, _ = jax.jit(svi.update)(state, X, Y)
-    return guide, svi.get_params(state)
+    return svi.fit(state, X, Y)
 
 
 def log_joint(model, values, *args):
@@ -71,22 +83,20 @@ def at_points(model, *args):
     return jax.jit(lambda v: jax.lax.map(lambda p: log_joint(model, p, *args), v))(POINTS)
 
 
-def test_the_density_of_a_regression_is_the_marginal_likelihood(fitted):
+def test_the_density_of_a_regression_is_the_marginal_likelihood(fit):
     exact = at_points(exact_regression, X, Y)
-    guide, params = fitted
-    refreshed = at_points(collapse(regression, guide, params), X, Y)
+    refreshed = at_points(collapse(fit, refresh=1), X, Y)
     # The jitter of 1.3e-8 at the inducing inputs, times N, divided by a noise variance of 0.01,
     # times the squared residuals, a few of these variances.
     np.testing.assert_allclose(refreshed, exact, atol=1e-4)
     # With the sites of the fit held, the density is a lower bound, and a loose one far away.
-    held = at_points(collapse(regression, guide, params, refresh=0), X, Y)
+    held = at_points(collapse(fit, refresh=0), X, Y)
     assert (held < exact + 1e-5).all() and (held[1:3] < exact[1:3] - 0.1).all()
 
 
-def test_handlers_around_the_density_add_their_own_sites(fitted):
+def test_handlers_around_the_density_add_their_own_sites(fit):
     """A sampler's Jacobian and a reparameterization are sites that the model does not have."""
-    guide, params = fitted
-    collapsed = collapse(regression, guide, params)
+    collapsed = collapse(fit, refresh=1)
     values = {name: value[1] for name, value in POINTS.items()}
     plain = log_joint(collapsed, values, X, Y)
     moved = handlers.reparam(collapsed, config={"lengthscale": TransformReparam()})
@@ -99,11 +109,11 @@ def test_handlers_around_the_density_add_their_own_sites(fitted):
     assert energy == pytest.approx(float(-plain - sum(logs.values())), abs=1e-9)
 
 
-def sample(model, *args, draws=500, chains=2, method="vectorized", seed=0, init=None):
+def sample(model, *args, draws=500, warmup=200, chains=2, method="vectorized", seed=0, init=None):
     strategy = {} if init is None else {"init_strategy": init_to_value(values=init)}
     mcmc = MCMC(
         NUTS(model, **strategy),
-        num_warmup=200,
+        num_warmup=warmup,
         num_samples=draws,
         num_chains=chains,
         chain_method=method,
@@ -114,21 +124,37 @@ def sample(model, *args, draws=500, chains=2, method="vectorized", seed=0, init=
 
 
 @pytest.fixture(scope="module")
-def chains(fitted):
-    guide, params = fitted
-    return sample(collapse(regression, guide, params), X, Y)
+def chains(fit):
+    return sample(collapse(fit), X, Y)
 
 
+def test_nuts_runs_on_the_density(fit):
+    """A few draws, for what follows from them: those below are many."""
+    start = {"lengthscale": 0.8, "noise": 0.3}
+    mcmc = sample(collapse(fit, refresh=1), X, Y, draws=10, warmup=10, chains=1, init=start)
+    draws = mcmc.get_samples()
+    assert draws["lengthscale"].shape == draws["noise"].shape == (10,)
+    assert len(np.unique(draws["noise"])) > 5 and "variance" not in draws
+    np.testing.assert_allclose(draws["roughness"] * draws["lengthscale"], 1.0, rtol=1e-12)
+    # A warmup of ten steps need not end near the mode, but it leaves the start's neighbourhood of
+    # no density behind: the potential is the density's.
+    energy = mcmc.last_state.potential_energy
+    last = {name: draws[name][-1] for name in start}
+    exact = log_joint(exact_regression, last, X, Y) + sum(jnp.log(v) for v in last.values())
+    assert energy == pytest.approx(float(-exact), abs=1e-4)
+    with pytest.raises(ValueError, match="needs 25 of them at least.*there are 10"):
+        loo(fit, mcmc=mcmc)
+
+
+@pytest.mark.slow
 @pytest.mark.once
 def test_regression_agrees_with_nuts_on_the_marginal_likelihood(chains):
     ours = chains.get_samples()
     exact = sample(exact_regression, X, Y, method="sequential", seed=1).get_samples()
-    assert "variance" not in ours  # a numpyro.param is held
     for name in ("lengthscale", "noise"):
         # Thinned to be nearly independent; a p-value below 1e-3 happens by chance once in 1000.
         pair = [np.asarray(draws[name])[::4] for draws in (ours, exact)]
         assert stats.ks_2samp(*pair).pvalue > 1e-3
-    np.testing.assert_allclose(ours["roughness"] * ours["lengthscale"], 1.0, rtol=1e-12)
 
 
 def moments_by_hand(lengthscale, noise, at):
@@ -141,12 +167,14 @@ def moments_by_hand(lengthscale, noise, at):
 NEW = np.array([-0.5, 0.4, 1.7, 3.8])
 
 
-@pytest.mark.once
-def test_marginals_are_mixtures_over_draws(fitted, chains):
-    guide, params = fitted
-    collapsed = collapse(regression, guide, params)
-    thinned = {name: draws[::25] for name, draws in chains.get_samples().items()}
-    q = collapsed.marginals(thinned, (X, Y), NEW)["f"]
+def test_marginals_are_mixtures_over_draws(fit):
+    collapsed = collapse(fit, refresh=1)
+    rng = np.random.default_rng(2)  # any values will do
+    thinned = {
+        "lengthscale": jnp.asarray(rng.lognormal(-0.2, 0.2, 40)),
+        "noise": jnp.asarray(rng.lognormal(-1.0, 0.2, 40)),
+    }
+    q = collapsed.marginals(thinned, NEW)["f"]
     parts = [
         moments_by_hand(*pair, NEW)
         for pair in zip(thinned["lengthscale"], thinned["noise"], strict=True)
@@ -159,30 +187,26 @@ def test_marginals_are_mixtures_over_draws(fitted, chains):
 
     # Draws are one for each draw of the hyperparameters, from that component.
     many = {name: jnp.repeat(draws, 25) for name, draws in thinned.items()}
-    f = collapsed.sample_posterior(jax.random.key(3), many, (X, Y), NEW)["f"]
+    f = collapsed.sample_posterior(jax.random.key(3), many, NEW)["f"]
     z = (np.asarray(f).reshape(-1, 25, 4) - mean[:, None]) / np.sqrt(variance)[:, None]
     count = z.shape[0] * 25
     assert np.abs(z.mean((0, 1))).max() < 4.5 / np.sqrt(count)
     assert np.abs(z.var((0, 1)) - 1).max() < 4.5 * np.sqrt(2 / count)
     # Without inputs, at those of the data.
-    assert collapsed.marginals(thinned, (X, Y))["f"].batch_shape == (N,)
+    assert collapsed.marginals(thinned)["f"].batch_shape == (N,)
 
 
-def test_weights_of_an_exact_posterior_are_equal(fitted):
-    guide, params = fitted
-    collapsed = collapse(regression, guide, params)
-    weights = collapsed.log_weights(jax.random.key(0), POINTS, X, Y, num_draws=3)
+def test_weights_of_an_exact_posterior_are_equal(fit):
+    weights = collapse(fit, refresh=1).log_weights(jax.random.key(0), POINTS, num_draws=3)
     # f given u has the jitter's standard deviation of 1e-4, over a noise of 0.1.
     np.testing.assert_allclose(weights, -np.log(4), atol=3e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.once
-def test_chains_become_an_arviz_object_with_sites_made_anew(fitted, chains):
-    guide, params = fitted
+def test_chains_become_an_arviz_object_with_sites_made_anew(fit, chains):
     thinned = chains.get_samples(group_by_chain=True)
-    data = to_arviz(
-        jax.random.key(2), guide, params, X, Y, mcmc=chains, predictions=NEW, prior=False
-    )
+    data = to_arviz(jax.random.key(2), fit, mcmc=chains, predictions=NEW, prior=False)
     f = np.asarray(data["predictions"]["f"])
     assert f.shape == (2, 500, 4)
     pairs = [np.asarray(thinned[name]).ravel() for name in ("lengthscale", "noise")]
@@ -195,33 +219,56 @@ def test_chains_become_an_arviz_object_with_sites_made_anew(fitted, chains):
     assert np.abs(z.mean(0)).max() < 4.5 / np.sqrt(len(z))
     assert np.abs(z.var(0) - 1).max() < 4.5 * np.sqrt(2 / len(z))
     # Leave-one-out: the cavities at each draw, combined by importance sampling.
-    elpd = loo(guide, params, X, Y, mcmc=chains)
+    elpd = loo(fit, mcmc=chains)
     assert int(elpd["n_data_points"]) == N
 
 
-def test_what_cannot_be_collapsed_says_so(fitted):
-    guide, params = fitted
-    with pytest.raises(ValueError, match="model that the guide was made for"):
-        collapse(exact_regression, guide, params)
-    with pytest.raises(ValueError, match=r"no sites of \['f'\].*result.params"):
-        collapse(regression, guide, {"variance": 1.0})
+def test_what_cannot_be_collapsed_says_so(fit):
+    with pytest.raises(TypeError, match=r"collapse\(result.fit\), got dict"):
+        collapse(fit.params)
     with pytest.raises(ValueError, match="refresh.*got -1"):
-        collapse(regression, guide, params, refresh=-1)
-    collapsed = collapse(regression, guide, params)
+        collapse(fit, refresh=-1)
+    collapsed = collapse(fit)
     with pytest.raises(ValueError, match=r"hyperparameters.*\['lengthscale', 'noise'\]"):
-        collapsed.marginals({"other": np.zeros(3)}, (X, Y))
+        collapsed.marginals({"other": np.zeros(3)})
+    incomplete = {k: v for k, v in fit.params.items() if k != "f_auto_linear"}
+    with pytest.raises(ValueError, match=r"no \['f_auto_linear'\].*result.params"):
+        collapse(dataclasses.replace(fit, params=incomplete)).marginals(POINTS)
 
     def points(X, y=None):
         f = numpyro.sample("f", GP(kernels.RBF(1.0), X))
         with numpyro.plate("data", X.shape[0]):
             numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
 
-    guide = AutoDualGaussian(points, inducing=X[::3])
-    with pytest.raises(RuntimeError, match="guide.setup"):
-        collapse(points, guide, params)
-    guide.setup(X, Y)
+    svi = TSVGP(points, AutoDualGaussian(points, inducing=X[::3]), None)
     with pytest.raises(ValueError, match="samples no hyperparameters.*prior"):
-        collapse(points, guide, params)
+        collapse(svi.fit(svi.init(jax.random.key(0), X, Y), X, Y))
+
+
+def test_the_density_takes_quadrature_and_rule_of_the_fit():
+    """Sites made anew by one step, against the driver's own."""
+
+    def model(X, y=None):
+        variance = numpyro.sample("variance", dist.LogNormal(0.0, 0.5))
+        f = numpyro.sample("f", GP(variance * kernels.RBF(0.5), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.StudentT(3.0, f, 0.1), obs=y)
+
+    guide = AutoDualGaussian(model, inducing=X[::2], learn_inducing=False)
+    settings = dict(quadrature=GaussHermite(4), rule=Riemannian())
+    svi = TSVGP(model, guide, None, site_lr=1.0, **settings)
+    state = svi.init(jax.random.key(0), X, Y, init_params={"variance_auto_loc": 0.7})
+    fit, value = svi.fit(state, X, Y), {"variance": 0.7}
+    after, loss = jax.jit(svi.update)(state, X, Y)  # minus the bound and the log prior
+    collapsed = collapse(fit, refresh=1)
+    density = log_joint(collapsed, value, X, Y)
+    assert density == pytest.approx(float(-loss), rel=1e-9)
+    # The GP given a draw is that of the sites after the step.
+    q = collapsed.marginals({"variance": np.array([0.7])})["f"]
+    np.testing.assert_allclose(q.mean, svi.fit(after, X, Y).marginals()["f"].mean, rtol=1e-7)
+    for other in ({"quadrature": None}, {"rule": NaturalGradient()}):  # so the settings matter
+        there = collapse(dataclasses.replace(fit, **other), refresh=1)
+        assert abs(log_joint(there, value, X, Y) - density) > 0.1
 
 
 def test_a_model_that_subsamples_is_collapsed_at_all_of_its_data():
@@ -236,8 +283,7 @@ def test_a_model_that_subsamples_is_collapsed_at_all_of_its_data():
 
     guide = AutoDualGaussian(subsampling, inducing=X[::2], learn_inducing=False)
     svi = TSVGP(subsampling, guide, None, site_lr=1.0)
-    params = svi.get_params(svi.init(jax.random.key(0), X, Y))
-    collapsed = collapse(subsampling, guide, params)
+    collapsed = collapse(svi.fit(svi.init(jax.random.key(0), X, Y), X, Y), refresh=1)
 
     @jax.jit
     def density(seed):
@@ -288,18 +334,21 @@ def fitted_counts():
     state = svi.init(jax.random.key(0), COUNTS_X, COUNTS)
     _, overshot = jax.jit(svi.update)(state, COUNTS_X, COUNTS)
     result = svi.run(jax.random.key(0), 100, COUNTS_X, COUNTS, progress_bar=False)
-    return guide, result, float(overshot)
+    return result, float(overshot)
 
 
 def test_a_start_that_overshoots_is_made_with_shorter_steps(fitted_counts):
     """From the prior, an E-step on a count of 82 leads to a log rate near 50."""
-    guide, result, overshot = fitted_counts
+    result, overshot = fitted_counts
     assert overshot > 1e6  # what an update does by itself, and Adam would not forget
     assert result.losses[0] < 60
-    # The optimum: nothing is gained by steps of another optimizer from there.
-    svi = TSVGP(counts, guide, optax.adam(0.01), e_steps=3)
+
+
+@pytest.mark.slow
+def test_nothing_is_gained_by_another_optimizer_at_the_optimum(fitted_counts):
+    result, _ = fitted_counts
+    svi = TSVGP(counts, result.fit.guide, optax.adam(0.01), e_steps=3)
     state = svi.init(jax.random.key(0), COUNTS_X, COUNTS, init_params=result.params)
-    state = state._replace(sites=result.state.sites)
     more = svi.run(jax.random.key(0), 50, COUNTS_X, COUNTS, init_state=state, progress_bar=False)
     assert result.losses[-1] == pytest.approx(float(more.losses.min()), abs=0.02)
 
@@ -311,10 +360,10 @@ def check_published(means, sds):
 
 
 def test_the_density_of_counts_has_the_published_moments(fitted_counts):
-    guide, (params, *_), _ = fitted_counts
+    result, _ = fitted_counts
     grid = np.array(list(itertools.product(np.linspace(2.5, 9.5, 29), np.linspace(0.8, 8.0, 37))))
     values = {"rho": jnp.array(grid[:, 0]), "alpha": jnp.array(grid[:, 1])}
-    collapsed = collapse(counts, guide, params)
+    collapsed = collapse(result.fit)
 
     @jax.jit
     def density(values):
@@ -329,23 +378,25 @@ def test_the_density_of_counts_has_the_published_moments(fitted_counts):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_nuts_on_counts_has_the_published_moments(fitted_counts):
-    guide, (params, *_), _ = fitted_counts
-    collapsed = collapse(counts, guide, params)
-    start = {name: guide.median(params, COUNTS_X)[name] for name in MEANS}
+    result, _ = fitted_counts
+    collapsed = collapse(result.fit)
+    start = {name: result.fit.hyper[name] for name in MEANS}
     mcmc = sample(collapsed, COUNTS_X, COUNTS, draws=700, init=start)
     draws = mcmc.get_samples()
     # 1400 draws with an effective size near 600: the means are known to 1%, the deviations to 3%.
     check_published(
         {name: draws[name].mean() for name in MEANS}, {name: draws[name].std() for name in MEANS}
     )
-    f = collapsed.sample_posterior(jax.random.key(5), draws, (COUNTS_X, COUNTS))["f"]
+    f = collapsed.sample_posterior(jax.random.key(5), draws)["f"]
     sd = np.sqrt(np.array(F_SQUARES) - np.square(F_MEANS))
     assert (np.abs(np.asarray(f).mean(0) - F_MEANS) / sd).max() < 0.15
     np.testing.assert_allclose(f.std(0), sd, rtol=0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_parallel_chains_do_not_hang():
     """Chains on two devices, in a process of their own that ends if they wait for each other."""
@@ -365,8 +416,8 @@ def model(X, y=None):
 X = jnp.linspace(0.0, 1.0, 12)
 guide = AutoDualGaussian(model, inducing=X[::2], learn_inducing=False)
 svi = TSVGP(model, guide, None)
-params = svi.run(jax.random.key(0), 3, X, jnp.sin(6 * X), progress_bar=False).params
-mcmc = MCMC(NUTS(collapse(model, guide, params)), num_warmup=20, num_samples=20, num_chains=2,
+fit = svi.run(jax.random.key(0), 3, X, jnp.sin(6 * X), progress_bar=False).fit
+mcmc = MCMC(NUTS(collapse(fit)), num_warmup=20, num_samples=20, num_chains=2,
             chain_method="parallel", progress_bar=False)
 mcmc.run(jax.random.key(1), X, jnp.sin(6 * X))
 assert mcmc.get_samples()["scale"].shape == (40,)

@@ -17,7 +17,6 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from jax.scipy.stats import norm
-from numpyro import handlers
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal

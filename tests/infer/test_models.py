@@ -625,16 +625,17 @@ def test_scopes_put_one_model_into_another_twice():
 def test_mean_function():
     """The mean is where the data are seen from, at the inputs of the fit and at others."""
 
-    def model(X, y=None, slope=jnp.array(2.0)):
+    steep, flat = jnp.array(2.0), jnp.array(0.0)
+
+    def model(X, y=None, slope=steep):
         mean = lambda x: slope * x  # noqa: E731
         f = numpyro.sample("f", GP(kernels.RBF(positive("lengthscale", 0.25)), X, mean))
         with numpyro.plate("data", X.shape[0]):
             numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
 
     fitter = Fitter(model)
-    flat = jnp.array(0.0)
     centred = fitter(X, _noisy, flat, steps=3)
-    sloped = fitter(X, _noisy + 2.0 * X, jnp.array(2.0), steps=3)
+    sloped = fitter(X, _noisy + 2.0 * X, steep, steps=3)
     assert_same_fit(sloped, centred, but="f_auto_prior_mean")
     at = X + 0.01
     np.testing.assert_allclose(

@@ -270,9 +270,23 @@ def test_not_a_sum_over_points(model, n, pair):
 
 
 def test_likelihood_without_finite_gradient():
-    model = likelihood(lambda f: dist.Normal(0.0, jnp.log(f), validate_args=False))
-    with pytest.raises(ValueError, match=r"no finite gradient.*scale needs jnp\.exp"):
-        look(model, X, Y)
+    model = likelihood(lambda f: dist.Poisson(jnp.exp(2000.0 * f)))
+    with pytest.raises(ValueError, match=r"no finite gradient.*near their prior mean.*jnp\.exp"):
+        look(model, X, COUNTS)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "y", "parameter"),
+    [
+        (lambda f: dist.Normal(0.0, f), Y, "Normal whose scale"),
+        (lambda f: dist.Poisson(f + 1.0), COUNTS, "Poisson whose rate"),
+        (lambda f: dist.Bernoulli(probs=0.5 + f), np.sign(COUNTS), "BernoulliProbs whose probs"),
+    ],
+)
+def test_parameters_that_leave_their_range(distribution, y, parameter):
+    pattern = rf"Site 'y' is a {parameter} leaves its range at values of the GPs.*link function"
+    with pytest.raises(ValueError, match=pattern):
+        look(likelihood(distribution), X, y)
 
 
 # ---- likelihoods that are fine ---------------------------------------------------------------
