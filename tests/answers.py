@@ -4,7 +4,7 @@ NumPy and SciPy alone, in the original coordinates; nothing of the package is im
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,10 +14,10 @@ JITTER = 1e-8  # relative to the mean of the diagonal, as the library has it in 
 
 
 class Moments(NamedTuple):
-    """Mean and standard deviation of each of some numbers."""
+    """Mean and standard deviation of each of some numbers; None for one that has no spread."""
 
-    mean: np.ndarray
-    sd: np.ndarray
+    mean: Any
+    sd: Any
 
 
 class Prior(NamedTuple):
@@ -107,7 +107,9 @@ def on_grid(log_density: Callable[..., float], axes: Mapping[str, np.ndarray]):
     values = np.array([log_density(**dict(zip(axes, p, strict=True))) for p in points])
     weights = np.exp(values - values.max())
     weights /= weights.sum()
-    edge = np.any([(p == a[0]) | (p == a[-1]) for p, a in zip(points.T, axes.values(), strict=True)], 0)
+    edge = np.any(
+        [(p == a[0]) | (p == a[-1]) for p, a in zip(points.T, axes.values(), strict=True)], 0
+    )
     assert weights[edge].sum() < 1e-3, "the grid cuts off part of the density"
     return points, weights
 

@@ -3,10 +3,10 @@
 The suite runs in float64. With ``TSVGP_TEST_FLOAT32=1`` JAX stays in float32, and only tests
 marked ``float32`` run; the others are skipped.
 
-There are two tiers. Every capability is in the fast one. Tests marked ``slow`` (long fits, samplers,
-killed processes, published numbers, further cases of the same) are skipped unless the option
-``--slow`` is given or ``TSVGP_TEST_SLOW=1`` is set. With ``TSVGP_TEST_ONCE=0`` those of them marked
-``once`` are skipped, which saves time where the suite runs with several versions of Python.
+There are two tiers. Every capability is in the fast one. Tests marked ``slow`` (long fits,
+samplers, killed processes, published numbers, further cases of the same) are skipped unless the
+option ``--slow`` is given or ``TSVGP_TEST_SLOW=1`` is set. With ``TSVGP_TEST_ONCE=0`` those of them
+marked ``once`` are skipped, too, which saves time where the suite runs with several Pythons.
 
 Compiled programs are kept in a folder that all processes of a run share and that is gone after it:
 most of the time is compilation, and the same program is often compiled by several objects. To keep

@@ -5,8 +5,8 @@ with the words of the refusal. There is no third thing. Answers come from :mod:`
 algebra and grids are computed when asked for; those of long Markov chains are in
 ``data/corpus.json``, and ``python tests/corpus.py NAME ...`` computes them anew.
 
-Tolerances are those of an entry: ``mean`` in posterior standard deviations, ``sd`` relative. What is
-exact is compared to rounding; a Gaussian that is fitted to a posterior which is not one may be off
+Tolerances are those of an entry: ``mean`` in posterior standard deviations, ``sd`` relative. What
+is exact is compared to rounding; a Gaussian that is fitted to a posterior which is not may be off
 by 0.15 standard deviations in its mean and by a tenth in its standard deviation, unless an entry
 says otherwise.
 """
@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import dense
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,7 +44,6 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from scipy import optimize, special, stats
 
-import dense
 from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, collapse, kernels, whiten
 from numpyro_tsvgp.gaussian.linalg import blas_threads
 
@@ -106,9 +106,7 @@ def _stored() -> dict[str, Any]:
 def fit(model, *args, steps=50, optim=None, guide=None, init_params=None, key=0, **options):
     """A fit: by default of one site for each data point, at given hyperparameters."""
     svi = TSVGP(model, AutoDualGaussian(model, **(guide or {})), optim, **options)
-    return svi.run(
-        jax.random.key(key), steps, *args, init_params=init_params, progress_bar=False
-    )
+    return svi.run(jax.random.key(key), steps, *args, init_params=init_params, progress_bar=False)
 
 
 def marginals(result, *args) -> Answer:
@@ -127,11 +125,11 @@ def hyperparameters(result, count=4000) -> Answer:
 
 
 def points(*names: str):
-    """Values of parameters, as moments without a spread."""
+    """Values of parameters, which have no spread."""
 
     def found(result) -> Answer:
         values = {**result.params, **result.fit.hyper}
-        return {k: Moments(np.asarray(values[k]), np.zeros(np.shape(values[k]))) for k in names}
+        return {k: Moments(np.asarray(values[k]), None) for k in names}
 
     return found
 
@@ -175,11 +173,11 @@ def exactly(*args, answer, how="Gaussian algebra", **settings):
     return accepted(*args, answer=answer, how=how, **{**exact, **settings})
 
 
-def sampled(*args, prior, log_likelihood, **settings):
+def sampled(*args, prior, log_likelihood, draws=3000, **settings):
     """Registers a model whose answer is by elliptical slice sampling."""
 
     def answer() -> Answer:
-        found = slice_sample(prior, log_likelihood)
+        found = slice_sample(prior, log_likelihood, steps=draws)
         print(f"  standard error of means: {found.error:.3f} posterior standard deviations")
         sd = np.sqrt(np.diag(found.covariance))
         return {name: Moments(found.mean[b], sd[b]) for name, b in prior.blocks.items()}
@@ -211,7 +209,9 @@ def scenario(**fields):
 
 def together(parts: Answer, name: str) -> Answer:
     """Moments of several vectors as those of one GP site with several functions."""
-    return {name: Moments(*(np.stack([getattr(m, f) for m in parts.values()]) for f in ("mean", "sd")))}
+    return {
+        name: Moments(*(np.stack([getattr(m, f) for m in parts.values()]) for f in ("mean", "sd")))
+    }
 
 
 # ---- data ------------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ accepted(
 
 
 @scenario(
-    answer=noisy_rates_answer, how="elliptical slice sampling", stored=True, warns=BELOW, mean=0.2
+    answer=lambda: expected("noisy rates"), how="elliptical slice sampling", warns=BELOW, mean=0.2
 )
 def noisy_rates_by_nuts_on_collapse():
     result = fit(noisy_rates, X, COUNTS, **{**SLOWLY, "steps": 20})
@@ -436,7 +436,7 @@ def mixing_matrix_that_starts_at_the_identity():
     assert result.state.structure.dim == 2
     assert abs(result.params["W"][0, 1]) > 0.1  # or there would be nothing to see
     _mixing.value = result.params, guide.dual_parameters(result.params, X)["f"]
-    return {"loss": Moments(np.asarray(svi.evaluate(result.state, X, TWO)), np.array(0.05))}
+    return {"loss": Moments(np.asarray(svi.evaluate(result.state, X, TWO)), None)}
 
 
 @refused(READS_BOTH.format("y"), X, BINARY)
@@ -562,9 +562,7 @@ def difference_kernel(A, B):
     def k(a, b):
         return jnp.exp(-0.5 * ((a[:, None] - b[None, :]) / SCALE) ** 2)
 
-    return (
-        k(A[:, 0], B[:, 0]) - k(A[:, 0], B[:, 1]) - k(A[:, 1], B[:, 0]) + k(A[:, 1], B[:, 1])
-    )
+    return k(A[:, 0], B[:, 0]) - k(A[:, 0], B[:, 1]) - k(A[:, 1], B[:, 0]) + k(A[:, 1], B[:, 1])
 
 
 _ends = dense.rbf(PAIRS.T.ravel(), PAIRS.T.ravel(), SCALE)
@@ -610,7 +608,7 @@ def cross_validation_with_one_guide():
     for train, test in FOLDS:
         result = svi.run(jax.random.key(0), 2, X_CV[train], Y_CV[train], progress_bar=False)
         out.append(_r2(result.fit.marginals(X_CV[test])["f"].mean, Y_CV[test]))
-    return {"R2": Moments(np.array(out), np.full(4, 0.01))}
+    return {"R2": Moments(np.array(out), None)}
 
 
 # ---- hyperparameters (7) ---------------------------------------------------------------------
@@ -642,7 +640,8 @@ VARIATIONAL = {
     "steps": 1500,
     "site_lr": 1.0,
     "found": with_hyperparameters,
-    "mean": 0.1,
+    # The optimizer leaves some noise.
+    "mean": 0.15,
     "sd": 0.1,
 }
 accepted(
@@ -660,9 +659,9 @@ Y2 = Y + X2 @ np.array([1.0, -0.5])
 @accepted(
     *(X2, Y2),
     answer=lambda: {
-        "w": gaussian(
-            Prior({"w": 4.0 * np.eye(2), "f": K}), Y2, NOISE, {"w": X2, "f": np.eye(N)}
-        )["w"],
+        "w": gaussian(Prior({"w": 4.0 * np.eye(2), "f": K}), Y2, NOISE, {"w": X2, "f": np.eye(N)})[
+            "w"
+        ],
         "f": gaussian(Prior({"f": K + 4.0 * X2 @ X2.T}), Y2, NOISE)["f"],
     },
     how="Gaussian algebra",
@@ -733,14 +732,13 @@ accepted(
     how="elliptical slice sampling",
     stored=True,
     guide={"hyper_guide": AutoNormal},
-    **{**VARIATIONAL, "mean": 0.15, "sd": 0.15, "site_lr": 0.5},
+    **{**VARIATIONAL, "sd": 0.15, "site_lr": 0.5},
 )(poisson_intercept)
 
 
 @scenario(
-    answer=poisson_intercept_answer,
+    answer=lambda: expected("poisson intercept"),
     how="elliptical slice sampling",
-    stored=True,
     mean=0.2,
     sd=0.15,
 )
@@ -814,7 +812,9 @@ def numpyro_example_by_nuts_on_collapse():
 def example_maximum() -> Answer:
     """The maximum in the coordinates of the prior, which is what MAP means here."""
     found = optimize.minimize(
-        lambda v: -_log_joint(*v) + np.sum(v), np.array([0.0, 0.0, -1.0]), method="Nelder-Mead",
+        lambda v: -_log_joint(*v) + np.sum(v),
+        np.array([0.0, 0.0, -1.0]),
+        method="Nelder-Mead",
         options={"xatol": 1e-6, "fatol": 1e-9, "maxiter": 4000},
     )
     return {
@@ -922,9 +922,9 @@ def random_effects_as_white_noise(g, y=None):
 @sampled(
     *(X, GROUPS, COUNTS),
     prior=Prior({"f": K, "b": 0.25 * np.eye(5)}),
-    log_likelihood=lambda f: stats.poisson.logpmf(
-        COUNTS, np.exp(f["f"] + f["b"][:, GROUPS])
-    ).sum(-1),
+    log_likelihood=lambda f: stats.poisson.logpmf(COUNTS, np.exp(f["f"] + f["b"][:, GROUPS])).sum(
+        -1
+    ),
     # Under the guide f and b are independent, and each is narrower for it.
     sd=0.25,
 )
@@ -970,9 +970,12 @@ def losses_of_minibatches():
     svi = TSVGP(subsampled_counts, guide, optax.adam(0.01))
     result = svi.run(jax.random.key(0), 1000, X_MANY, COUNTS_MANY, progress_bar=False)
     duals = guide.dual_parameters(result.params, X_MANY, COUNTS_MANY)["f"]
-    _minibatches.value = result.params, [np.squeeze(d, 0) if d.ndim > i + 1 else d for i, d in enumerate(duals)]
+    _minibatches.value = (
+        result.params,
+        [np.squeeze(d, 0) if d.ndim > i + 1 else d for i, d in enumerate(duals)],
+    )
     reported = np.mean(result.losses[-300:])
-    return {"loss": Moments(np.asarray(reported), np.array(0.0))}
+    return {"loss": Moments(np.asarray(reported), None)}
 
 
 # ---- the same model under NUTS (10) ----------------------------------------------------------
@@ -1079,9 +1082,7 @@ def moving_answer() -> Answer:
 
     w = optimize.minimize_scalar(loss, bounds=(0.5, 20.0), method="bounded").x
     new = np.linspace(0.0, 1.0, 7)
-    f = dense.regression(
-        dense.rbf(X, X, 1 / w), dense.rbf(X, new, 1 / w), 1.0, Y, NOISE
-    )
+    f = dense.regression(dense.rbf(X, X, 1 / w), dense.rbf(X, new, 1 / w), 1.0, Y, NOISE)
     return {
         "w": Moments(w, 0.02 * w),
         "loss": Moments(np.array(loss(w)), np.array(0.05)),
@@ -1091,7 +1092,7 @@ def moving_answer() -> Answer:
 
 def moving_found(result) -> Answer:
     (f,) = marginals(result, np.linspace(0.0, 1.0, 7)).values()
-    loss = Moments(np.asarray(result.losses[-1]), np.zeros(()))
+    loss = Moments(np.asarray(result.losses[-1]), None)
     return {"w": points("w")(result)["w"], "loss": loss, "new": f}
 
 
@@ -1198,6 +1199,7 @@ def sharp_logistic(X, y=None):
     *(X_SHARP, Y_SHARP),
     prior=Prior({"f": dense.rbf(X_SHARP, X_SHARP, 0.3)}),
     log_likelihood=lambda f: stats.logistic.logpdf(Y_SHARP, f["f"], 0.02).sum(-1),
+    draws=40_000,
     site_lr=0.05,
     steps=400,
 )
@@ -1205,18 +1207,45 @@ def sharp_logistic_with_short_steps(X, y=None):
     sharp_logistic(X, y)
 
 
-@accepted(
-    *(X_SHARP, np.where(np.arange(40) % 3 == 0, Y_SHARP + 3.0, Y_SHARP)),
-    answer=None,
-    how="",
-    warns=r"The losses alternate between|The fit has diverged",
-    site_lr=1.0,
-    steps=60,
+X_EVEN = np.linspace(0.0, 1.0, 40)
+NOISE_ALONE = 2.0 * RNG_SHARP.randn(40)
+CURVE = np.sin(6 * X_EVEN) + 0.1 * RNG_SHARP.randn(40)
+
+
+def restless(name, distribution, y, words, **kernel):
+    """Registers a model whose E-steps of rate 1 do not converge, which is all that is asked for."""
+
+    def model(X, y=None):
+        f = function(X, **kernel)
+        with data(X):
+            numpyro.sample("y", distribution(f), obs=y)
+
+    model.__name__ = name
+    accepted(X_EVEN, y, answer=None, how="", warns=words, site_lr=1.0, steps=80)(model)
+
+
+restless(
+    "losses_that_alternate",
+    lambda f: dist.Logistic(f, 0.02),
+    NOISE_ALONE,
+    "losses alternate",
+    scale=0.3,
 )
-def student_with_steps_that_are_too_long(X, y=None):
-    f = function(X, scale=0.3)
-    with data(X):
-        numpyro.sample("y", dist.StudentT(2.0, f, 0.05), obs=y)
+restless(
+    "losses_that_rise",
+    lambda f: dist.Laplace(f, 0.02),
+    NOISE_ALONE,
+    "fit has diverged",
+    scale=0.3,
+)
+restless(
+    "losses_that_jump",
+    lambda f: dist.Cauchy(f, 0.1),
+    CURVE,
+    "has not converged.*losses jump",
+    scale=0.05,
+    variance=9.0,
+)
 
 
 # ---- regression in many forms ----------------------------------------------------------------
@@ -1310,9 +1339,7 @@ _distance = np.sqrt(3.0) * np.abs(np.subtract.outer(X, X)) / 0.4
 
 @exactly(
     *(X, Y),
-    answer=lambda: gaussian(
-        Prior({"f": 1.3 * (1.0 + _distance) * np.exp(-_distance)}), Y, NOISE
-    ),
+    answer=lambda: gaussian(Prior({"f": 1.3 * (1.0 + _distance) * np.exp(-_distance)}), Y, NOISE),
 )
 def kernel_of_tinygp(X, y=None):
     f = numpyro.sample("f", GP(1.3 * tinygp.kernels.Matern32(0.4), X))
@@ -1358,7 +1385,10 @@ TEMPERATURE = Y + 0.5 * RNG.randn(N)
 @exactly(
     *(X, Y, TEMPERATURE),
     answer=lambda: gaussian(
-        F, np.concatenate([Y, TEMPERATURE]), np.repeat([NOISE, 0.5], N), {"f": np.tile(np.eye(N), (2, 1))}
+        F,
+        np.concatenate([Y, TEMPERATURE]),
+        np.repeat([NOISE, 0.5], N),
+        {"f": np.tile(np.eye(N), (2, 1))},
     ),
 )
 def two_instruments(X, y=None, z=None):
@@ -1434,10 +1464,18 @@ def log_bernoulli(y, f):
     return special.log_expit((2 * y - 1) * f)
 
 
-one("binary_classification", lambda f: dist.Bernoulli(logits=2 * f), BINARY,
-    lambda y, f: log_bernoulli(y, 2 * f))
-one("probit_classification", lambda f: dist.Bernoulli(probs=1e-3 + 0.998 * dist.Normal().cdf(f)),
-    BINARY, lambda y, f: stats.bernoulli.logpmf(y, 1e-3 + 0.998 * special.ndtr(f)))
+one(
+    "binary_classification",
+    lambda f: dist.Bernoulli(logits=2 * f),
+    BINARY,
+    lambda y, f: log_bernoulli(y, 2 * f),
+)
+one(
+    "probit_classification",
+    lambda f: dist.Bernoulli(probs=1e-3 + 0.998 * dist.Normal().cdf(f)),
+    BINARY,
+    lambda y, f: stats.bernoulli.logpmf(y, 1e-3 + 0.998 * special.ndtr(f)),
+)
 
 
 def _ordinal(y, f):
@@ -1463,8 +1501,12 @@ def counts_with_an_exposure(X, exposure, y=None):
 
 
 OVERDISPERSED = RNG.negative_binomial(3, 3 / (3 + np.exp(TRUTH)))
-one("negative_binomial", lambda f: dist.NegativeBinomial2(jnp.exp(f), 3.0), OVERDISPERSED,
-    lambda y, f: stats.nbinom.logpmf(y, 3, 3 / (3 + np.exp(f))))
+one(
+    "negative_binomial",
+    lambda f: dist.NegativeBinomial2(jnp.exp(f), 3.0),
+    OVERDISPERSED,
+    lambda y, f: stats.nbinom.logpmf(y, 3, 3 / (3 + np.exp(f))),
+)
 
 INFLATED = COUNTS * (RNG.rand(N) < 0.8)
 
@@ -1474,8 +1516,13 @@ def _zero_inflated(y, f):
     return np.where(y == 0, np.logaddexp(np.log(0.2), counted), counted)
 
 
-one("zero_inflated_counts", lambda f: dist.ZeroInflatedPoisson(0.2, rate=jnp.exp(f)), INFLATED,
-    _zero_inflated, sd=0.15)
+one(
+    "zero_inflated_counts",
+    lambda f: dist.ZeroInflatedPoisson(0.2, rate=jnp.exp(f)),
+    INFLATED,
+    _zero_inflated,
+    sd=0.15,
+)
 
 BINS = np.linspace(0.0, 1.0, 31)
 CENTRES = 0.5 * (BINS[1:] + BINS[:-1])
@@ -1529,20 +1576,44 @@ def censored_data_by_a_factor(X, y, censored):
 
 
 TRUNCATED = np.abs(Y) + 0.05
-one("truncated_data", lambda f: dist.TruncatedNormal(f, 0.5, low=0.0), TRUNCATED,
-    lambda y, f: stats.norm.logpdf(y, f, 0.5) - special.log_ndtr(f / 0.5))
+one(
+    "truncated_data",
+    lambda f: dist.TruncatedNormal(f, 0.5, low=0.0),
+    TRUNCATED,
+    lambda y, f: stats.norm.logpdf(y, f, 0.5) - special.log_ndtr(f / 0.5),
+)
 
 OUTLYING = Y + 4.0 * (np.arange(N) % 7 == 3)
-one("heavy_tails", lambda f: dist.StudentT(4.0, f, NOISE), OUTLYING,
-    lambda y, f: stats.t.logpdf(y, 4.0, f, NOISE))
-one("beta_regression", lambda f: dist.Beta(6 * jax.nn.sigmoid(f), 6 * jax.nn.sigmoid(-f)), SHARES,
-    lambda y, f: stats.beta.logpdf(y, 6 * special.expit(f), 6 * special.expit(-f)))
-one("gamma_regression", lambda f: dist.Gamma(2.0, 2.0 * jnp.exp(-f)), POSITIVE,
-    lambda y, f: stats.gamma.logpdf(y, 2.0, scale=np.exp(f) / 2.0))
-one("absolute_errors", lambda f: dist.Laplace(f, 0.5), Y,
-    lambda y, f: stats.laplace.logpdf(y, f, 0.5))
-one("successes_of_trials", lambda f: dist.Binomial(5, logits=f), BINARY + ORDINAL,
-    lambda y, f: stats.binom.logpmf(y, 5, special.expit(f)))
+one(
+    "heavy_tails",
+    lambda f: dist.StudentT(4.0, f, NOISE),
+    OUTLYING,
+    lambda y, f: stats.t.logpdf(y, 4.0, f, NOISE),
+)
+one(
+    "beta_regression",
+    lambda f: dist.Beta(6 * jax.nn.sigmoid(f), 6 * jax.nn.sigmoid(-f)),
+    SHARES,
+    lambda y, f: stats.beta.logpdf(y, 6 * special.expit(f), 6 * special.expit(-f)),
+)
+one(
+    "gamma_regression",
+    lambda f: dist.Gamma(2.0, 2.0 * jnp.exp(-f)),
+    POSITIVE,
+    lambda y, f: stats.gamma.logpdf(y, 2.0, scale=np.exp(f) / 2.0),
+)
+one(
+    "absolute_errors",
+    lambda f: dist.Laplace(f, 0.5),
+    Y,
+    lambda y, f: stats.laplace.logpdf(y, f, 0.5),
+)
+one(
+    "successes_of_trials",
+    lambda f: dist.Binomial(5, logits=f),
+    BINARY + ORDINAL,
+    lambda y, f: stats.binom.logpmf(y, 5, special.expit(f)),
+)
 
 FOLLOWED = 1.5
 TIME = np.exp(0.5 * TRUTH) * RNG.weibull(1.7, N)

@@ -18,14 +18,19 @@ import pytest
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SCRIPTS = sorted(path for path in EXAMPLES.glob("*.py") if not path.name.startswith("_"))
 
-pytestmark = pytest.mark.once
-
 
 def test_there_are_examples():
     assert len(SCRIPTS) >= 12
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+# One of them in the fast tier, so that what they share is tried there.
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem != "quickstart"))
+        for path in SCRIPTS
+    ],
+)
 def test_example(script, tmp_path, monkeypatch, capsys):
     picture = tmp_path / "picture.png"
     monkeypatch.syspath_prepend(EXAMPLES)
@@ -65,6 +70,7 @@ def test_every_data_file_has_its_source_and_licence():
 BENCHMARKS = sorted((EXAMPLES / "benchmarks").glob("*.py"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", BENCHMARKS, ids=lambda path: path.stem)
 def test_benchmark(script, tmp_path, monkeypatch, capsys):
     """In its quick form, which leaves a table of numbers."""

@@ -7,7 +7,16 @@ import pytest
 import numpyro_tsvgp
 
 
-@pytest.mark.parametrize("name", parity_models.CASES)
+FAST = ("untied-white", "gaussian-fixed-inducing", "own-kernels-many-steps", "minibatch")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST))
+        for name in parity_models.CASES
+    ],
+)
 def test_numbers_are_those_of_version_0_1(name):
     """Up to rounding: the record agrees to 1e-10 between versions of JAX and of Python."""
     case, expected = parity_models.CASES[name], parity_models.recorded(name)

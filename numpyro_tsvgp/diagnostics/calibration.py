@@ -18,7 +18,7 @@ from numpyro_tsvgp.diagnostics.labels import shape_of
 from numpyro_tsvgp.gaussian.linalg import blas_threads
 from numpyro_tsvgp.infer.collapse import evidence_of
 from numpyro_tsvgp.infer.driver import Driver
-from numpyro_tsvgp.infer.fit import Fit
+from numpyro_tsvgp.infer.fit import Fit, check_fit
 from numpyro_tsvgp.infer.hyper import Params
 from numpyro_tsvgp.infer.importance import log_weights, standard_normals
 from numpyro_tsvgp.model.likelihood import data_sites, log_prior
@@ -109,6 +109,7 @@ def psis_khat(
       Y. Yao, A. Vehtari, D. Simpson, A. Gelman, *Yes, but did it work? Evaluating variational
       inference*, ICML 2018.
     """
+    check_fit("psis_khat(key, result.fit)", fit)
     fit = fit.of_all_data()
     key_noise, key_hyper = jax.random.split(rng_key)
     latents = fit.guide.latents(fit.read(), fit.params)

@@ -17,7 +17,7 @@ from numpyro_tsvgp.diagnostics.draws import Draws, draw, prior_hyperparameters
 from numpyro_tsvgp.diagnostics.labels import Shape, shape_of
 from numpyro_tsvgp.gaussian.linalg import blas_threads
 from numpyro_tsvgp.infer.collapse import collapsed_of, evidence_of
-from numpyro_tsvgp.infer.fit import Fit
+from numpyro_tsvgp.infer.fit import Fit, check_fit
 from numpyro_tsvgp.model.arguments import as_call
 from numpyro_tsvgp.model.likelihood import data_sites
 
@@ -107,6 +107,7 @@ def to_arviz(
       >>> data.log_likelihood["y"].shape
       (1, 50, 20)
     """
+    check_fit("to_arviz(key, result.fit)", fit)
     fit = fit.of_all_data()
     key_hyper, key_posterior, key_prior, key_new = jax.random.split(rng_key, 4)
     # Given a draw of the hyperparameters the posterior of f is made as their density has it.

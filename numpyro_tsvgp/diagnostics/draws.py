@@ -122,10 +122,13 @@ def draw(
         which = jnp.arange(i * size, (i + 1) * size) % num
         values = {k: v[which] for k, v in hyper.items()} if hyper else {}
         found = block(key_block, values)
-        parts.append({k: _to_host(group, kept) for k, group in found.items()})
+        # Data are kept whole: what is picked are rows of latent values.
+        parts.append(
+            {k: _to_host(v, kept if k in ("gps", "other") else {}) for k, v in found.items()}
+        )
     groups = jax.tree.map(lambda *x: np.concatenate(x)[:num], *parts)
     repeated = {k: np.broadcast_to(v, (num, *np.shape(v))) for k, v in point.items()}
-    return Draws({k: np.asarray(v) for k, v in (hyper or repeated).items()}, **groups)
+    return Draws(_to_host(hyper or repeated, kept), **groups)
 
 
 class _Settings(NamedTuple):
@@ -218,7 +221,7 @@ def _first(draws: Mapping[str, Array] | None) -> dict[str, Array]:
 
 
 def _to_host(
-    group: Mapping[str, Array], kept: Mapping[str, tuple[int, np.ndarray]]
+    group: Mapping[str, Any], kept: Mapping[str, tuple[int, np.ndarray]]
 ) -> dict[str, np.ndarray]:
     """Moves draws off the device, of some sites a part of their rows."""
     out = {name: np.asarray(value) for name, value in group.items()}

@@ -11,7 +11,7 @@ import xarray as xr
 from numpyro_tsvgp.infer.fit import Fit
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.layout import row_dim
-from numpyro_tsvgp.model.read import GPSite, Message
+from numpyro_tsvgp.model.read import GPSite, Message, is_latent
 
 __all__ = ["Shape", "shape_of"]
 
@@ -133,7 +133,7 @@ def shape_of(fit: Fit, call: Call, rows: Any = None) -> Shape:
     keep = {row_dims[name]: np.arange(site.rows)[rows] for name, site in gps.items()}
     kept = {}
     for name, site in trace.items():
-        if name in gps or site["type"] == "deterministic":
+        if name in gps or site["type"] == "deterministic" or is_latent(site):
             dims = shape.dims(name, np.shape(site["value"]))
             for dim in set(dims) & set(keep):
                 kept[name] = (dims.index(dim), keep[dim])

@@ -17,7 +17,7 @@ from numpyro_tsvgp.diagnostics import cavities, compat
 from numpyro_tsvgp.diagnostics.cavities import AtPoints, Frame
 from numpyro_tsvgp.gaussian.linalg import blas_threads
 from numpyro_tsvgp.infer.collapse import Collapsed, collapsed_of
-from numpyro_tsvgp.infer.fit import Fit
+from numpyro_tsvgp.infer.fit import Fit, check_fit
 from numpyro_tsvgp.infer.hyper import Params
 
 __all__ = ["influence", "loo"]
@@ -92,7 +92,7 @@ def loo(
       A. Vehtari, T. Mononen, V. Tolvanen, T. Sivula, O. Winther, *Bayesian leave-one-out
       cross-validation approximations for Gaussian latent variable models*, JMLR 2016.
     """
-    _check_fit("loo", fit)
+    check_fit("loo(result.fit)", fit)
     fit = fit.of_all_data()
     collapsed = None if mcmc is None else collapsed_of(mcmc)
     draws = _hyper_draws(fit, collapsed, mcmc, num_hyper)
@@ -145,11 +145,6 @@ def loo(
         return compat.psis_loo(log_predictive, within, warning=warning, extra=extra)
     p = float(named(density).sum() - named(without).sum())
     return compat.elpd(named(without), p, samples=1, warning=warning, extra=extra)
-
-
-def _check_fit(what: str, fit: Any) -> None:
-    if not isinstance(fit, Fit):
-        raise TypeError(f"{what} takes a fit, as in {what}(result.fit), got {type(fit).__name__}.")
 
 
 def _hyper_draws(
@@ -219,7 +214,7 @@ def influence(fit: Fit, *, delta: bool = False) -> xr.Dataset:
       >>> int(influence(result.fit).influence.argmax("data"))
       7
     """
-    _check_fit("influence", fit)
+    check_fit("influence(result.fit)", fit)
     fit = fit.of_all_data()
     layout = Frame.of(fit, fit.hyper).layout
 

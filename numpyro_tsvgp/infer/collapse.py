@@ -17,7 +17,7 @@ from numpyro.primitives import Messenger
 from numpyro_tsvgp.gaussian.linalg import blas_threads
 from numpyro_tsvgp.gaussian.quadrature import Marginals
 from numpyro_tsvgp.infer.density import Scene, objective_of, scene_at
-from numpyro_tsvgp.infer.fit import Fit
+from numpyro_tsvgp.infer.fit import Fit, check_fit
 from numpyro_tsvgp.infer.hyper import Params
 from numpyro_tsvgp.infer.importance import log_weights, standard_normals
 from numpyro_tsvgp.infer.objective import Objective
@@ -83,10 +83,7 @@ def collapse(fit: Fit, *, refresh: int = 2, objective: Objective | None = None) 
       >>> q.mean.shape, q.cdf(jnp.zeros(7)).shape
       ((7,), (7,))
     """
-    if not isinstance(fit, Fit):
-        raise TypeError(
-            f"collapse takes a fit, as in collapse(result.fit), got {type(fit).__name__}."
-        )
+    check_fit("collapse(result.fit)", fit)
     if not fit.structure.hyperparameters:
         raise ValueError(
             "The model samples no hyperparameters, so there is no posterior of them. Give those of "

@@ -25,7 +25,7 @@ from numpyro_tsvgp.model.structure import Structure
 if TYPE_CHECKING:
     from numpyro_tsvgp.infer.audit import Audit
 
-__all__ = ["Fit"]
+__all__ = ["Fit", "check_fit"]
 
 
 @partial(
@@ -214,3 +214,18 @@ class Fit:
             steps=steps,
         )
         return dataclasses.replace(self, params=params)
+
+
+def check_fit(usage: str, fit: Any) -> None:
+    """Whether a function was given a fit.
+
+    Args:
+      usage: how it is called, as in ``"loo(result.fit)"``.
+      fit: what it was given.
+
+    Raises:
+      TypeError: if it is something else.
+    """
+    if not isinstance(fit, Fit):
+        what = usage.partition("(")[0]
+        raise TypeError(f"{what} takes a fit, as in {usage}, got {type(fit).__name__}.")

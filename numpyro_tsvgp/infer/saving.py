@@ -131,7 +131,7 @@ def _describe(fit: Fit) -> dict[str, Any]:
         "guide": {
             "class": type(guide).__name__,
             "options": options,
-            "hyper_guide": getattr(guide.make_hyper_guide, "__name__", None),
+            "hyper_guide": _name(guide.make_hyper_guide),
             "inducing": [name for name in structure.gps if guide.has_inducing(name)],
         },
         "rule": _value(fit.rule),
@@ -146,6 +146,10 @@ def _describe(fit: Fit) -> dict[str, Any]:
             ],
         },
     }
+
+
+def _name(made_by: Callable[..., Any]) -> str:
+    return getattr(made_by, "__name__", None) or repr(made_by)
 
 
 def _value(value: Any) -> Any:
@@ -181,7 +185,8 @@ def _guide(
         )
     name = description["hyper_guide"]
     if hyper_guide is None:
-        hyper_guide = getattr(autoguide, str(name), None)
+        known = getattr(autoguide, name, None)
+        hyper_guide = known if isinstance(known, type) else None
     if hyper_guide is None:
         raise ValueError(
             f"The fit was made with hyper_guide {name}, which is not one of NumPyro's classes: "

@@ -94,6 +94,7 @@ def test_khat_sees_hyperparameters_that_are_too_sure():
 # ---- the settings of a fit -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_khat_takes_the_quadrature_of_the_fit(monkeypatch):
     """The bound stands for the evidence: that of the fit, with its nodes."""
 
@@ -126,27 +127,33 @@ def test_khat_takes_the_quadrature_of_the_fit(monkeypatch):
 # ---- simulated data --------------------------------------------------------------------------
 
 
-def test_simulation_based_calibration():
-    def model(X, y=None, weight=1.0):
-        f = numpyro.sample("f", GP(kernels.RBF(0.3), X))
-        with numpyro.plate("data", X.shape[0]), handlers.scale(scale=weight):
-            numpyro.sample("y", dist.Normal(f, NOISE), obs=y)
+def weighted_model(X, y=None, weight=1.0):
+    f = numpyro.sample("f", GP(kernels.RBF(0.3), X))
+    with numpyro.plate("data", X.shape[0]), handlers.scale(scale=weight):
+        numpyro.sample("y", dist.Normal(f, NOISE), obs=y)
+
+
+@pytest.mark.parametrize(
+    "weight", [1.0, pytest.param(8.0, marks=pytest.mark.slow)], ids=["exact", "too sure"]
+)
+def test_simulation_based_calibration(weight):
+    """Of the exact posterior, and of one that counts each point eight times."""
+    X = jnp.linspace(0.0, 1.0, 5)
+    guide = AutoDualGaussian(weighted_model, inducing=X, learn_inducing=False)
+    svi = TSVGP(weighted_model, guide, None, site_lr=1.0)
+    options = dict(num_simulations=200, num_steps=1, num_samples=99)
+    pit = sbc(jax.random.key(0), svi, X, jnp.zeros(5), weight, **options)
+    values = (pit["prior_sbc"] if ARVIZ_1 else pit.prior_sbc)["f"]
+    assert values.dims == ("chain", "draw", "data") and values.shape == (1, 200, 5)
+    p_value = kstest(values.values[0, :, 2], "uniform").pvalue
+    assert p_value > 0.01 if weight == 1 else p_value < 1e-3
+
+
+def test_simulated_data_need_a_place_in_the_arguments():
+    def renamed(X, labels):
+        weighted_model(X, labels)
 
     X = jnp.linspace(0.0, 1.0, 5)
-    guide = AutoDualGaussian(model, inducing=X, learn_inducing=False)
-    svi = TSVGP(model, guide, None, site_lr=1.0)
-    options = dict(num_simulations=200, num_steps=1, num_samples=99)
-    p_values = []
-    for weight in (1.0, 8.0):  # the exact posterior, and one that counts each point eight times
-        pit = sbc(jax.random.key(0), svi, X, jnp.zeros(5), weight, **options)
-        values = (pit["prior_sbc"] if ARVIZ_1 else pit.prior_sbc)["f"]
-        assert values.dims == ("chain", "draw", "data") and values.shape == (1, 200, 5)
-        p_values.append(kstest(values.values[0, :, 2], "uniform").pvalue)
-    assert p_values[0] > 0.01 and p_values[1] < 1e-3
-
-    def renamed(X, labels):
-        model(X, labels)
-
-    other = TSVGP(renamed, AutoDualGaussian(renamed, inducing=X), None)
+    svi = TSVGP(renamed, AutoDualGaussian(renamed, inducing=X), None)
     with pytest.raises(ValueError, match="to_args"):
-        sbc(jax.random.key(0), other, X, jnp.zeros(5))
+        sbc(jax.random.key(0), svi, X, jnp.zeros(5))

@@ -102,6 +102,7 @@ def test_means_are_right_with_a_point_estimate_and_variances_those_given_it():
     assert (GIVEN_B < 0.75 * F_VARIANCE).all()
 
 
+@pytest.mark.slow
 def test_means_are_right_with_a_distribution():
     """Sites follow the mean of q(b) when small steps average over its draws."""
     sd = 1 / np.sqrt(EACH / 0.3**2 + 1 / 0.1**2)  # of b given f
@@ -195,6 +196,10 @@ def test_arviz_objects_have_b_where_it_belongs():
     np.testing.assert_allclose(posterior["b"][0], np.broadcast_to(B_MEAN, (400, GROUPS)))
     expected = norm.logpdf(Y, B_MEAN[G], 0.3)
     np.testing.assert_allclose(data["log_likelihood"]["y"][0, 0], expected, rtol=1e-10)
+    some = to_arviz(jax.random.key(0), at_the_mode(), num_samples=400, prior=False, rows=[1, 6])
+    np.testing.assert_array_equal(some["posterior"]["groups"], [1, 6])
+    np.testing.assert_array_equal(some["posterior"]["b"][0, 0], B_MEAN[[1, 6]])
+    assert some["posterior"]["f"].shape == (1, 400, 2)
     # New groups scatter about the function, and new data about them, in both.
     for group, g in ((predictions, NEW[1]), (prior, None)):
         f, b = group["f"].values[0], (group if g is not None else data["prior_predictive"])["b"][0]
@@ -236,6 +241,7 @@ def test_data_to_impute_are_no_hyperparameters():
     assert set(structure.hyperparameters) == {"noise", "b"} and structure.below == ("b",)
 
 
+@pytest.mark.slow
 def test_a_joint_guide_of_hyperparameters_asks_for_the_fit():
     """Its parameters are of noise and b together, which no other arguments have."""
     guide = AutoDualGaussian(noisy, hyper_guide=AutoMultivariateNormal)

@@ -28,6 +28,8 @@ from numpyro_tsvgp import (
     influence,
     kernels,
     loo,
+    psis_khat,
+    to_arviz,
 )
 from numpyro_tsvgp.diagnostics import compat
 from numpyro_tsvgp.gaussian.quadrature import GaussHermite
@@ -142,6 +144,13 @@ def test_influence_is_exact_for_a_gaussian_likelihood(kind):
     np.testing.assert_allclose(found["f_beta"], 1 / NOISE**2)
     np.testing.assert_allclose(found["f_alpha"], (y - q.mean) / NOISE**2, atol=1e-6)
     assert found["influence"].dims == ("data",)
+
+
+def test_refining_leaves_what_is_exact():
+    """E-steps without a point, from its cavity, which are where they lead to already."""
+    normal = normal_fit("tied")
+    refined, cavity = (loo(normal.fit, refine=steps, threshold=1.0) for steps in (2, 0))
+    np.testing.assert_allclose(pointwise(refined), pointwise(cavity), atol=1e-8)
 
 
 def test_masked_rows_are_left_out():
@@ -278,14 +287,9 @@ def refit_case(name):
     return model, likelihood, X, y
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "bernoulli",
-        pytest.param("poisson", marks=[pytest.mark.slow, pytest.mark.once]),
-        pytest.param("two GPs", marks=[pytest.mark.slow, pytest.mark.once]),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.once
+@pytest.mark.parametrize("name", ["bernoulli", "poisson", "two GPs"])
 def test_loo_against_refits(name):
     model, likelihood, X, y = refit_case(name)
     n = len(X)
@@ -323,6 +327,7 @@ def test_loo_against_refits(name):
     assert refined_error.max() < min(0.2 * error.max(), 0.02)
 
 
+@pytest.mark.slow
 def test_independent_outputs_factorise():
     """One row with several outputs: the log density of a row is the sum of theirs, not the log
     of one integral over nodes that they share."""
@@ -438,8 +443,9 @@ def test_loo_of_an_mcmc_makes_sites_anew_as_the_fit_did(robust, monkeypatch):
 
 
 def test_what_is_not_a_fit_is_refused(robust):
-    for diagnose in (loo, influence):
-        with pytest.raises(TypeError, match=rf"{diagnose.__name__}\(result.fit\), got dict"):
+    key = jax.random.key(0)
+    for diagnose in (loo, influence, collapse, partial(psis_khat, key), partial(to_arviz, key)):
+        with pytest.raises(TypeError, match=r"takes a fit, as in \w+\(.*result.fit\), got dict"):
             diagnose(robust.fit.params)
 
 

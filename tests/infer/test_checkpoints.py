@@ -277,9 +277,7 @@ def test_fits_of_another_kind(tmp_path, straight):
     with pytest.raises(ValueError, match=r"belongs to another fit: it lacks .*optimizer"):
         load(path, like=other)
     other = make(optax.adam(0.1), inducing=Z[:4]).init(key, X, Y)
-    pattern = (
-        r"another fit: approximation/f_auto_\w+ has shape \(.*6.*\) .*\(.*4.*\).*of inducing"
-    )
+    pattern = r"another fit: approximation/f_auto_\w+ has shape \(.*6.*\) .*\(.*4.*\).*of inducing"
     with pytest.raises(ValueError, match=pattern):
         load(path, like=other)
     jax.config.update("jax_enable_x64", False)  # the fixture restores it

@@ -278,7 +278,7 @@ def test_likelihood_without_finite_gradient():
 @pytest.mark.parametrize(
     ("distribution", "y", "parameter"),
     [
-        (lambda f: dist.Normal(0.0, f), Y, "Normal whose scale"),
+        (lambda f: dist.Normal(0.0, 0.5 + f), Y, "Normal whose scale"),
         (lambda f: dist.Poisson(f + 1.0), COUNTS, "Poisson whose rate"),
         (lambda f: dist.Bernoulli(probs=0.5 + f), np.sign(COUNTS), "BernoulliProbs whose probs"),
     ],

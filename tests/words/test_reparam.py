@@ -221,6 +221,7 @@ def weighted_draws(X, y, levels=64, draws=4000):
     return mean, np.sqrt(weights @ (f - mean) ** 2), 1 / (weights**2).sum()
 
 
+@pytest.mark.slow
 def test_nuts_mixes():
     X = np.linspace(0.0, 1.0, COUNTS)
     y = np.random.default_rng(0).poisson(np.exp(1.0 + np.sin(6.0 * X)))
