@@ -6,7 +6,6 @@ import pytest
 
 import numpyro_tsvgp
 
-
 FAST = ("untied-white", "gaussian-fixed-inducing", "own-kernels-many-steps", "minibatch")
 
 

@@ -119,8 +119,8 @@ def test_the_code_of_a_page_runs(page, names, short, tmp_path, monkeypatch, caps
 # Parts of other messages, and what only a programming error can raise.
 NOT_FOR_USERS = re.compile(
     "^it (is|was|has) |^After a step|^Check that| Argument |is not the array that|has no attribute"
-    "|An input of shape|Rows of a source|The inputs have the structure|^a matrix of|^Drop the last axis"
-    "|^Try a smaller site_lr"
+    "|An input of shape|Rows of a source|The inputs have the structure|^a matrix of"
+    "|^Drop the last axis|^Try a smaller site_lr"
 )
 
 

@@ -4,52 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from numpyro import handlers
-from numpyro.distributions import constraints
-from numpyro.distributions.transforms import biject_to
 from numpyro.infer.util import transform_fn
 from numpyro.optim import _NumPyroOptim
-from numpyro.util import find_stack_level
 
-from numpyro_tsvgp.gaussian.linalg import blas_threads
 from numpyro_tsvgp.gaussian.quadrature import GaussHermite, Quadrature
 from numpyro_tsvgp.infer.checks import (
-    check_priors,
-    check_rate,
     check_site_lr,
-    check_start,
     check_state,
 )
-from numpyro_tsvgp.infer.convergence import complaint
 from numpyro_tsvgp.infer.density import Scene, Updated, e_steps, nodes_of, objective_of, scene_at
-from numpyro_tsvgp.infer.failures import diagnose
-from numpyro_tsvgp.infer.fingerprint import fingerprint
 from numpyro_tsvgp.infer.fit import Fit
 from numpyro_tsvgp.infer.guide import GPGuide
-from numpyro_tsvgp.infer.loop import all_finite, run_steps
+from numpyro_tsvgp.infer.loop import all_finite
 from numpyro_tsvgp.infer.objective import Bound, Objective
 from numpyro_tsvgp.infer.optim import Optax, as_optimizer, evaluates_once
 from numpyro_tsvgp.infer.rules import NaturalGradient, SiteRule
-from numpyro_tsvgp.infer.state import Transforms, TSVGPRunResult, TSVGPState
-from numpyro_tsvgp.infer.warmup import overshoots, settle
+from numpyro_tsvgp.infer.run import RunOptions, run
+from numpyro_tsvgp.infer.start import initial_state
+from numpyro_tsvgp.infer.state import TSVGPRunResult, TSVGPState
 from numpyro_tsvgp.model.arguments import Call
-from numpyro_tsvgp.model.checks import inspect
 from numpyro_tsvgp.model.likelihood import log_prior
 from numpyro_tsvgp.model.read import Reading, read
 
 __all__ = ["Driver", "Rate"]
-
-# Seconds from which on a run is audited at its end.
-_LONG = 60.0
 
 Rate = float | Callable[[Array], Any] | None
 
@@ -122,9 +106,9 @@ class Driver:
             )
         self.objective: Objective = Bound() if objective is None else objective
         # Compiled once for each shape of data, however often `run` is called.
-        self._step = jax.jit(self._update)
-        self._stable_step = jax.jit(self._stable_update)
-        self._is_usable = jax.jit(self.usable)
+        self.compiled_update = jax.jit(self._update)
+        self.compiled_stable_update = jax.jit(self._stable_update)
+        self.compiled_usable = jax.jit(self.usable)
 
     # ---- state -------------------------------------------------------------------------------
 
@@ -152,59 +136,7 @@ class Driver:
         Returns:
           The state before the first update.
         """
-        call = Call(args, kwargs).on_device()
-        rng_key, key = jax.random.split(rng_key)
-        structure, reading = inspect(self.model, call)
-        hyper_guide = self.guide.hyper_guide(structure.hyper, call, key)
-        check_start(self, structure, reading, hyper_guide, call)
-        with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=key):
-            values = hyper_guide(call)
-            reading = read(
-                self.model,
-                call,
-                values=values,
-                expose=lambda site: site["type"] == "param",
-                first_rows=True,
-            )
-        declared = {k: s for k, s in trace.items() if s["type"] == "param"}
-        params = {k: site["value"] for k, site in declared.items()}
-        kinds = {k: s["kwargs"].pop("constraint", constraints.real) for k, s in declared.items()}
-        fixed = set()
-        for name, site in reading.gps.items():
-            approximation = self.guide.initial(name, site, reading)
-            params |= self.guide.pack({name: approximation})
-            for k, field in self.guide.fields_of(name).items():
-                kinds[k] = self.guide.constraint(field)
-                if not self.owns(name, field):
-                    fixed.add(k)
-        unknown = set(init_params or {}) - set(params)
-        if unknown:
-            raise ValueError(
-                f"init_params has {sorted(unknown)}, which are not parameters. The parameters "
-                f"are {sorted(params)}."
-            )
-        params |= {
-            k: jnp.asarray(v, jnp.result_type(params[k])) for k, v in (init_params or {}).items()
-        }
-        transforms = Transforms({k: biject_to(kinds[k]) for k in params if k not in fixed})
-        # Weak types would make the second update compile anew, and buffers that are shared with
-        # the user's arrays or with one another could not be donated.
-        params = {k: jnp.array(v, jnp.result_type(v)) for k, v in params.items()}
-        free = transform_fn(transforms, {k: params[k] for k in transforms}, invert=True)
-        free = jax.tree.map(lambda x: lax.convert_element_type(x, jnp.result_type(x)), free)
-        state = TSVGPState(
-            optim_state=free if self.optim is None else self.optim.init(free),
-            approximation={k: params[k] for k in sorted(fixed)},
-            rng_key=rng_key,
-            step=jnp.zeros((), int),
-            rejected=jnp.zeros((), int),
-            floored=jnp.zeros((), int),
-            structure=structure,
-            transforms=transforms,
-        )
-        check_rate(self.site_lr, state, 1)
-        check_priors(self.fit(state, *call.args, **call.kwargs))
-        return state
+        return initial_state(self, rng_key, Call(args, kwargs).on_device(), init_params or {})
 
     def free(self, optim_state: Any) -> dict[str, Any]:
         """The unconstrained parameters in an optimizer's state."""
@@ -464,19 +396,6 @@ class Driver:
         _, key = jax.random.split(svi_state.rng_key)
         return self.loss(svi_state, self.free(svi_state.optim_state), key, Call(args, kwargs))
 
-    def _settled(self, state: TSVGPState, call: Call) -> TSVGPState:
-        """The state with sites that suit its hyperparameters, reached without overshooting."""
-        key = state.rng_key
-
-        @jax.jit
-        def attempt(state: TSVGPState, rate: Any, call: Call) -> tuple[TSVGPState, Array]:
-            new, _, _ = self.e_step(state, key, call, rate)
-            return new, self.loss(new, self.free(new.optim_state), key, call)
-
-        subsampling = read(self.model, call, key=key, first_rows=True).subsampling
-        rate = float(self.rate(state.step, subsampling))
-        return settle(lambda state, r: attempt(state, r, call), state, rate)
-
     def run(
         self,
         rng_key: Array,
@@ -523,83 +442,16 @@ class Driver:
           FitError: if the fit cannot go on: its state is no longer finite, or the last 20 updates
             were all rejected. It says why, and holds the last good result.
         """
-        if not isinstance(num_steps, int) or num_steps < 1:
-            raise ValueError(
-                f"num_steps must be a positive integer, got {type(num_steps).__name__}. The "
-                "arguments are svi.run(rng_key, num_steps, *arguments of the model)."
-            )
-        # NumPy arrays would be copied to the device anew in each step.
-        call = Call(args, kwargs).on_device()
-        if init_state is None:
-            state = self.init(rng_key, *call.args, init_params=init_params, **call.kwargs)
-        else:
-            state = init_state
-            check_state(self, state, call)
-        check_rate(self.site_lr, state, num_steps)
-        step = self._stable_step if stable_update else self._step
-        params = self.get_params(state)
-        largest = max(
-            self.guide.unpack(name, params).largest_factor for name in state.structure.gps
+        options = RunOptions(
+            progress_bar,
+            stable_update,
+            init_state,
+            init_params,
+            checkpoint,
+            checkpoint_every,
+            audit,
         )
-        started = time.monotonic()
-        points, subsampling = count_points(self, call)
-        rate = float(self.rate(state.step + num_steps - 1, subsampling)) if self.e_steps else None
-
-        def careful_start(losses: Sequence[float]) -> TSVGPState | None:
-            if init_state is None and overshoots(losses, points, subsampled=subsampling > 1):
-                return self._settled(state, call)
-            return None
-
-        with blas_threads(largest):
-            result = run_steps(
-                lambda state: step(state, call),
-                state,
-                num_steps,
-                result=partial(self._result, call),
-                usable=lambda state: bool(self._is_usable(state, call)),
-                diagnose=lambda state: diagnose(self, state, call),
-                judge=lambda losses: complaint(
-                    losses, points, subsampled=subsampling > 1, rate=rate
-                ),
-                careful_start=careful_start,
-                fingerprint=self._fingerprint(state, call) if checkpoint is not None else {},
-                progress_bar=progress_bar,
-                checkpoint=checkpoint,
-                checkpoint_every=checkpoint_every,
-            )
-        if audit is None:
-            audit = not state.structure.proven or time.monotonic() - started > _LONG
-        if audit:
-            found = result.fit.audit(jax.random.fold_in(rng_key, 0), hyperparameters=False)
-            for concern in found.concerns:
-                warnings.warn(f"Audit of the fit: {concern}", stacklevel=find_stack_level())
-        return result
-
-    def _fingerprint(self, state: TSVGPState, call: Call) -> dict[str, str]:
-        settings = (
-            *(self.site_lr, self.e_steps, self.m_steps),
-            *(self.quadrature, self.rule, self.objective, self.optim),
-        )
-        return {
-            "the data": fingerprint(jax.tree.flatten(call)),
-            "the model": fingerprint(self.model),
-            "the settings of the driver": fingerprint(settings),
-            "the start (random key, initial values or inducing inputs)": fingerprint(
-                (self.get_params(state), state.rng_key)
-            ),
-        }
-
-    def _result(self, call: Call, state: TSVGPState, losses: Any) -> TSVGPRunResult:
-        result = TSVGPRunResult(self.get_params(state), state, losses)
-        result.fit = self.fit(state, *call.args, **call.kwargs)
-        return result
-
-
-def count_points(driver: Driver, call: Call) -> tuple[float, float]:
-    """How many data points there are, subsampled or not, and how many times those of a batch."""
-    reading = read(driver.model, call, key=jax.random.key(0), first_rows=True)
-    subsampling = reading.subsampling
-    return subsampling * max(site.rows for site in reading.gps.values()), subsampling
+        return run(self, rng_key, num_steps, Call(args, kwargs).on_device(), options)
 
 
 def _reported(scene: Scene, new: Updated, prior: Array) -> Array | None:

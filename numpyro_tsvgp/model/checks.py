@@ -293,9 +293,9 @@ def check_values(reading: Reading) -> None:
                 f"The inputs X of GP site '{name}' have the value {X[where]} at index "
                 f"{_index((row, *where[1:]))}. Remove or impute rows with missing inputs."
             )
-    for name, site in reading.trace.items():
-        if is_observed(site):
-            _check_values(name, site, reading)
+    for name, message in reading.trace.items():
+        if is_observed(message):
+            _check_values(name, message, reading)
 
 
 def _check_values(name: str, site: Message, reading: Reading) -> None:
@@ -470,10 +470,10 @@ def _check_ranges(model: Model, reading: Reading, call: Call, below: set[str]) -
         draws[name] = site.unflatten(site.loc + sd * noise)
     with numpyro.validation_enabled(False):  # which would say less of what to do
         trace = run_with(model, call, {**reading.pinned, **draws})
-    for name, site in trace.items():
-        if not (is_observed(site) or name in below):
+    for name, message in trace.items():
+        if not (is_observed(message) or name in below):
             continue
-        outer, mask = _unmasked(site["fn"])
+        outer, mask = _unmasked(message["fn"])
         fn = _base(outer)
         mask = np.expand_dims(mask, tuple(range(fn.event_dim - outer.event_dim, 0)))
         for parameter, constraint in getattr(fn, "arg_constraints", {}).items():

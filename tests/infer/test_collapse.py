@@ -131,7 +131,16 @@ def chains(fit):
 def test_nuts_runs_on_the_density(fit):
     """A few draws, for what follows from them: those below are many."""
     start = {"lengthscale": 0.8, "noise": 0.3}
-    mcmc = sample(collapse(fit, refresh=1), X, Y, draws=10, warmup=10, chains=1, init=start)
+    mcmc = sample(
+        collapse(fit, refresh=1),
+        X,
+        Y,
+        draws=10,
+        warmup=10,
+        chains=1,
+        method="sequential",
+        init=start,
+    )
     draws = mcmc.get_samples()
     assert draws["lengthscale"].shape == draws["noise"].shape == (10,)
     assert len(np.unique(draws["noise"])) > 5 and "variance" not in draws

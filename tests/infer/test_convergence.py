@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
-from numpyro_tsvgp.infer import driver
+from numpyro_tsvgp.infer import run
 from numpyro_tsvgp.infer.convergence import complaint
 from numpyro_tsvgp.infer.warmup import overshoots, settle
 
@@ -174,8 +174,8 @@ def slow_and_right():
 def test_narrow_likelihood(slow_and_right, monkeypatch):
     """Every step from the prior goes further than the one before; the first loss does not tell."""
     calls = []
-    settled = driver.Driver._settled
-    monkeypatch.setattr(driver.Driver, "_settled", lambda *args: calls.append(1) or settled(*args))
+    settled = run._settled
+    monkeypatch.setattr(run, "_settled", lambda *args: calls.append(1) or settled(*args))
     right, mean = slow_and_right
     assert right == pytest.approx(321.31, abs=0.1)
     svi = make(logistic)

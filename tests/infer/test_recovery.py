@@ -227,13 +227,13 @@ def test_negative_curvature_under_another_prior():
 def test_loss_that_is_not_finite_is_not_passed_on(monkeypatch):
     """Even if the parameters are: NaN would be all that the user sees of the bound."""
     svi = make(None)
-    step = svi._step
+    step = svi.compiled_update
 
     def no_loss(state, call):
         new, loss = step(state, call)
         return new, jnp.where(state.step == 3, jnp.nan, loss)
 
-    monkeypatch.setattr(svi, "_step", no_loss)
+    monkeypatch.setattr(svi, "compiled_update", no_loss)
     start = svi.init(jax.random.key(0), X, Y)  # a run from a state has no careful start
     with pytest.raises(FitError, match="no longer finite after 3 updates") as caught:
         run(svi, 40, X, Y, init_state=start)

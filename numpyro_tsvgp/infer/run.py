@@ -1,0 +1,139 @@
+"""A run of many updates: a careful start, the loop, and what is said at its end."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+from jax import Array
+from numpyro.util import find_stack_level
+
+from numpyro_tsvgp.gaussian.linalg import blas_threads
+from numpyro_tsvgp.infer.checks import check_rate, check_state
+from numpyro_tsvgp.infer.convergence import complaint
+from numpyro_tsvgp.infer.failures import diagnose
+from numpyro_tsvgp.infer.fingerprint import fingerprint
+from numpyro_tsvgp.infer.loop import run_steps
+from numpyro_tsvgp.infer.state import TSVGPRunResult, TSVGPState
+from numpyro_tsvgp.infer.warmup import overshoots, settle
+from numpyro_tsvgp.model.arguments import Call
+from numpyro_tsvgp.model.read import read
+
+if TYPE_CHECKING:
+    from numpyro_tsvgp.infer.driver import Driver
+
+__all__ = ["RunOptions", "run"]
+
+# Seconds from which on a run is audited at its end.
+_LONG = 60.0
+
+
+class RunOptions(NamedTuple):
+    """The options of a run, as :meth:`Driver.run` documents them."""
+
+    progress_bar: bool
+    stable_update: bool
+    init_state: TSVGPState | None
+    init_params: Mapping[str, Any] | None
+    checkpoint: str | os.PathLike[str] | None
+    checkpoint_every: int | None
+    audit: bool | None
+
+
+def run(
+    driver: Driver, rng_key: Array, num_steps: int, call: Call, options: RunOptions
+) -> TSVGPRunResult:
+    """Runs ``num_steps`` updates; see :meth:`Driver.run`."""
+    if not isinstance(num_steps, int) or num_steps < 1:
+        raise ValueError(
+            f"num_steps must be a positive integer, got {type(num_steps).__name__}. The "
+            "arguments are svi.run(rng_key, num_steps, *arguments of the model)."
+        )
+    if options.init_state is None:
+        state = driver.init(rng_key, *call.args, init_params=options.init_params, **call.kwargs)
+    else:
+        state = options.init_state
+        check_state(driver, state, call)
+    check_rate(driver.site_lr, state, num_steps)
+    step = driver.compiled_stable_update if options.stable_update else driver.compiled_update
+    params = driver.get_params(state)
+    largest = max(driver.guide.unpack(name, params).largest_factor for name in state.structure.gps)
+    started = time.monotonic()
+    points, subsampling = count_points(driver, call)
+    rate = float(driver.rate(state.step + num_steps - 1, subsampling)) if driver.e_steps else None
+
+    def careful_start(losses: Sequence[float]) -> TSVGPState | None:
+        if options.init_state is None and overshoots(losses, points, subsampled=subsampling > 1):
+            return _settled(driver, state, call)
+        return None
+
+    with blas_threads(largest):
+        result = run_steps(
+            lambda state: step(state, call),
+            state,
+            num_steps,
+            result=partial(_result, driver, call),
+            usable=lambda state: bool(driver.compiled_usable(state, call)),
+            diagnose=lambda state: diagnose(driver, state, call),
+            judge=lambda losses: complaint(losses, points, subsampled=subsampling > 1, rate=rate),
+            careful_start=careful_start,
+            fingerprint=_fingerprint(driver, state, call) if options.checkpoint is not None else {},
+            progress_bar=options.progress_bar,
+            checkpoint=options.checkpoint,
+            checkpoint_every=options.checkpoint_every,
+        )
+    audit = options.audit
+    if audit is None:
+        audit = not state.structure.proven or time.monotonic() - started > _LONG
+    if audit:
+        found = result.fit.audit(jax.random.fold_in(rng_key, 0), hyperparameters=False)
+        for concern in found.concerns:
+            warnings.warn(f"Audit of the fit: {concern}", stacklevel=find_stack_level())
+    return result
+
+
+def _settled(driver: Driver, state: TSVGPState, call: Call) -> TSVGPState:
+    """The state with sites that suit its hyperparameters, reached without overshooting."""
+    key = state.rng_key
+
+    @jax.jit
+    def attempt(state: TSVGPState, rate: Any, call: Call) -> tuple[TSVGPState, Array]:
+        new, _, _ = driver.e_step(state, key, call, rate)
+        return new, driver.loss(new, driver.free(new.optim_state), key, call)
+
+    subsampling = read(driver.model, call, key=key, first_rows=True).subsampling
+    rate = float(driver.rate(state.step, subsampling))
+    return settle(lambda state, r: attempt(state, r, call), state, rate)
+
+
+def _fingerprint(driver: Driver, state: TSVGPState, call: Call) -> dict[str, str]:
+    settings = (
+        *(driver.site_lr, driver.e_steps, driver.m_steps),
+        *(driver.quadrature, driver.rule, driver.objective, driver.optim),
+    )
+    return {
+        "the data": fingerprint(jax.tree.flatten(call)),
+        "the model": fingerprint(driver.model),
+        "the settings of the driver": fingerprint(settings),
+        "the start (random key, initial values or inducing inputs)": fingerprint(
+            (driver.get_params(state), state.rng_key)
+        ),
+    }
+
+
+def _result(driver: Driver, call: Call, state: TSVGPState, losses: Any) -> TSVGPRunResult:
+    result = TSVGPRunResult(driver.get_params(state), state, losses)
+    result.fit = driver.fit(state, *call.args, **call.kwargs)
+    return result
+
+
+def count_points(driver: Driver, call: Call) -> tuple[float, float]:
+    """How many data points there are, subsampled or not, and how many times those of a batch."""
+    reading = read(driver.model, call, key=jax.random.key(0), first_rows=True)
+    subsampling = reading.subsampling
+    return subsampling * max(site.rows for site in reading.gps.values()), subsampling
