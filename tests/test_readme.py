@@ -20,7 +20,7 @@ from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 import numpyro_tsvgp
-from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
+from numpyro_tsvgp import GP, QSVGP, TSVGP, AutoDualGaussian, kernels
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -36,6 +36,7 @@ def blocks(path):
         yield compile("\n" * line + match.group(1), str(path), "exec")
 
 
+@pytest.mark.slow
 def test_the_code_of_the_readme_runs():
     namespace = {}
     for block in blocks(ROOT / "README.md"):
@@ -80,7 +81,8 @@ def names():
         **{thing.__name__: thing for thing in numpyros},
         **{"jax": jax, "jnp": jnp, "numpyro": numpyro, "dist": dist, "optax": optax, "az": az},
         **{"model": model, "X": X, "y": y, "Z": Z, "X_new": X[:7], "key": jax.random.key(1)},
-        **{"guide": guide, "svi": svi, "result": result, "params": result.params},
+        **{"guide": guide, "svi": svi, "result": result, "fit": result.fit},
+        "params": result.params,
         **{"make_model": make_model, "KERNELS": {"RBF": kernels.RBF, "other": kernels.Matern32}},
     }
 
@@ -88,7 +90,7 @@ def names():
 @pytest.fixture
 def short(monkeypatch):
     """Two steps of every fit and chain, whatever the page says."""
-    for driver in (TSVGP, SVI):
+    for driver in (TSVGP, QSVGP, SVI):
         run = driver.run
 
         def few(self, key, num_steps, *args, run=run, **kwargs):

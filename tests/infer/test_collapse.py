@@ -145,8 +145,7 @@ def test_nuts_runs_on_the_density(fit):
     assert draws["lengthscale"].shape == draws["noise"].shape == (10,)
     assert len(np.unique(draws["noise"])) > 5 and "variance" not in draws
     np.testing.assert_allclose(draws["roughness"] * draws["lengthscale"], 1.0, rtol=1e-12)
-    # A warmup of ten steps need not end near the mode, but it leaves the start's neighbourhood of
-    # no density behind: the potential is the density's.
+    # What it moves in is the density.
     energy = mcmc.last_state.potential_energy
     last = {name: draws[name][-1] for name in start}
     exact = log_joint(exact_regression, last, X, Y) + sum(jnp.log(v) for v in last.values())
@@ -346,6 +345,7 @@ def fitted_counts():
     return result, float(overshot)
 
 
+@pytest.mark.slow
 def test_a_start_that_overshoots_is_made_with_shorter_steps(fitted_counts):
     """From the prior, an E-step on a count of 82 leads to a log rate near 50."""
     result, overshot = fitted_counts
@@ -368,6 +368,7 @@ def check_published(means, sds):
         assert sds[name] == pytest.approx(np.sqrt(SQUARES[name] - mean**2), rel=0.15)
 
 
+@pytest.mark.slow
 def test_the_density_of_counts_has_the_published_moments(fitted_counts):
     result, _ = fitted_counts
     grid = np.array(list(itertools.product(np.linspace(2.5, 9.5, 29), np.linspace(0.8, 8.0, 37))))

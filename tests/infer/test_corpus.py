@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
-from corpus import CORPUS, STORED, Entry, _stored, expected
+from corpus import CORPUS, STORED, Entry, expected, stored_answers
 
 
 def run(entry: Entry):
@@ -46,5 +46,5 @@ def test_accepted_and_right_or_refused(name):
 
 def test_stored_answers_are_those_of_the_corpus():
     stored = {name for name, entry in CORPUS.items() if entry.stored}
-    assert stored == set(_stored()), f"run tests/corpus.py to bring {STORED} up to date"
+    assert stored == set(stored_answers()), f"python -m corpus brings {STORED} up to date"
     assert len(CORPUS) >= 40

@@ -244,8 +244,10 @@ def test_errors_travel_between_processes():
     """Pools send exceptions as pickles; models and guides need not be picklable."""
     svi = make(None)
     state = svi.init(jax.random.key(0), X, Y)
-    error = FitError("why", svi._result(Call((X, Y), {}), state, jnp.zeros(3)))
-    assert len(error.result.losses) == 3 and error.result.fit.params
+    result = TSVGPRunResult(svi.get_params(state), state, jnp.zeros(3))
+    result.fit = svi.fit(state, X, Y)
+    error = FitError("why", result)
+    assert error.result is result
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is FitError and str(again) == "why" and again.result is None
 

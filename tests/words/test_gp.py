@@ -14,7 +14,9 @@ from numpyro.infer.autoguide import AutoNormal
 from scipy.stats import multivariate_normal
 
 from numpyro_tsvgp import GP, kernels
-from numpyro_tsvgp.distributions import GPPosterior, find_gp
+from numpyro_tsvgp.distributions import find_gp
+from numpyro_tsvgp.gaussian.inducing_values import InducingJoint
+from numpyro_tsvgp.infer.joint import GPPosterior
 
 N = 6
 X = np.linspace(0.0, 1.0, N)
@@ -123,7 +125,8 @@ def test_posterior_distribution_has_the_density_and_moments_of_its_factors():
     loc, w = rng.standard_normal((2, n)), rng.standard_normal((n, m))
     inverse = np.tril(rng.standard_normal((2, m, m)))
     chol = np.tril(rng.uniform(0.3, 0.6, (n, n)))
-    q = GPPosterior(*(jnp.asarray(v) for v in (loc, w, inverse, chol)))
+    factors = (loc, w[None], inverse, chol[None])
+    q = GPPosterior(InducingJoint(*(jnp.asarray(v) for v in factors)), (2,))
     assert q.batch_shape == (2,) and q.event_shape == (n,)
     value, draws = rng.standard_normal((2, n)), q.sample(jax.random.key(0), (20_000,))
     assert draws.shape == (20_000, 2, n)
@@ -280,6 +283,7 @@ def test_prior_predictive():
     np.testing.assert_allclose(draws["y"].mean(0), np.exp(1.0), atol=4 * 3.9 / np.sqrt(2000))
 
 
+@pytest.mark.slow
 def test_nuts():
     mcmc = MCMC(NUTS(poisson_model), num_warmup=100, num_samples=200, progress_bar=False)
     mcmc.run(jax.random.key(0), X, COUNTS)

@@ -255,7 +255,16 @@ def step_event(f, scale):
     return f, g
 
 
-@pytest.mark.parametrize("step", [step_plain, step_plate, step_batch, step_event])
+@pytest.mark.parametrize(
+    "step",
+    [
+        step_plate,
+        *(
+            pytest.param(step, marks=pytest.mark.slow)
+            for step in (step_plain, step_batch, step_event)
+        ),
+    ],
+)
 def test_scan_is_a_loop(step):
     def scanned():
         return scan(step, jnp.zeros(N), numpyro.sample("tau", dist.LogNormal()) * SCALES)[1]
@@ -286,6 +295,7 @@ def test_scan_is_a_loop(step):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7), found, expected)
 
 
+@pytest.mark.slow
 def test_scan_under_nuts_and_predictive():
     def model(y=None):
         def transition(f, y):

@@ -155,6 +155,7 @@ def test_float32_stays_float32(name):
     assert jax.eval_shape(lambda: kernel(X, X)).dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_batch(X, Y):
     scales = np.random.default_rng(3).uniform(0.5, 2.0, size=(4, 3))
     variances = np.arange(1.0, 5.0)
@@ -213,6 +214,7 @@ def test_batch_of_other_hyperparameters():
             np.testing.assert_allclose(part[2], value, rtol=1e-13)
 
 
+@pytest.mark.slow
 def test_active_dims(X, Y):
     classes = [type(FORMULAS[name][0]) for name in SCALED]
     for dims in ([2, 0], np.array([-1, -3])):
@@ -359,7 +361,9 @@ def random_like(tree, seed):
 @pytest.mark.parametrize(
     ("name", "d"),
     # For d = 1 distances are computed in another way.
-    [(name, 3) for name in SCALED] + [("Matern12", 1), ("Matern52", 1), ("RationalQuadratic", 1)],
+    [("Matern12", 1), ("Matern32", 3)]
+    + [pytest.param(name, 3, marks=pytest.mark.slow) for name in SCALED if name != "Matern32"]
+    + [pytest.param(name, 1, marks=pytest.mark.slow) for name in ("Matern52", "RationalQuadratic")],
 )
 def test_gradients_are_finite_where_inputs_coincide(name, d, X):
     kernel = type(FORMULAS[name][0])(lengthscale=np.full(d, 0.9))

@@ -64,7 +64,13 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("batch", "event") else pytest.param(name, marks=pytest.mark.slow)
+        for name in MODELS
+    ],
+)
 def test_density_is_the_same_up_to_the_jacobian(name):
     model, shape, sample_shape = MODELS[name]
     by_name = handlers.reparam(model, config={"f": GPReparam(sample_shape)})
@@ -178,6 +184,7 @@ def test_whiten_inside_of_a_scan():
     np.testing.assert_allclose(f, np.stack(expected), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_autoguides():
     def model():
         f = numpyro.sample("f", gp())
@@ -255,6 +262,7 @@ def test_nuts_mixes():
     np.testing.assert_allclose(again["f"], flat["f"], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_nuts_with_plates_of_functions():
     def model(y):
         with numpyro.plate("functions", 3):
