@@ -100,7 +100,7 @@ def _cycle(losses: np.ndarray, rate: float | None) -> str | None:
 
 
 def _restlessness(losses: np.ndarray, points: float, rate: float | None) -> str | None:
-    recent = losses[-max(len(losses) // 10, min(5, len(losses) // 3), 1) :]
+    recent = losses[-max(len(losses) // 5, min(5, len(losses) // 3), 1) :]
     rises = np.diff(recent)
     if (rises > _RESTLESS * points).sum() < 2:
         return None

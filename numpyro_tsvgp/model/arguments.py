@@ -57,7 +57,8 @@ class Call:
             numeric = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
             return jnp.asarray(leaf) if numeric else leaf
 
-        args, kwargs = jax.tree.map(convert, (self.args, self.kwargs))
+        with jax.ensure_compile_time_eval():  # numbers stay numbers inside of a trace
+            args, kwargs = jax.tree.map(convert, (self.args, self.kwargs))
         return Call(args, kwargs, whole=self.whole)
 
     @property

@@ -107,10 +107,10 @@ def full_loss() -> Answer:
 def losses_of_minibatches():
     guide = AutoDualGaussian(subsampled_counts, inducing=np.linspace(0, 1, 8))
     svi = TSVGP(subsampled_counts, guide, optax.adam(0.01))
-    result = svi.run(jax.random.key(0), 1000, X_MANY, COUNTS_MANY, progress_bar=False)
+    result = svi.run(jax.random.key(0), 3000, X_MANY, COUNTS_MANY, progress_bar=False)
     duals = guide.dual_parameters(result.params, X_MANY, COUNTS_MANY)["f"]
     _minibatches.value = result.params, duals
-    reported = np.mean(result.losses[-300:])
+    reported = np.mean(result.losses[-2000:])
     return {"loss": Moments(np.asarray(reported), None)}
 
 
@@ -248,7 +248,7 @@ def restless(name, distribution, y, words, **kernel):
             numpyro.sample("y", distribution(f), obs=y)
 
     model.__name__ = name
-    accepted(X_EVEN, y, answer=None, how="", warns=words, site_lr=1.0, steps=80)(model)
+    accepted(X_EVEN, y, answer=None, how="", warns=words, site_lr=1.0, steps=120)(model)
 
 
 restless(

@@ -119,6 +119,18 @@ def test_cycle(n):
     assert of_100_points(fading) is None
 
 
+@pytest.mark.parametrize("n", [30, 200])
+def test_losses_that_jump(n):
+    """Neither a divergence nor a cycle, and no fit that has converged."""
+    rng = np.random.RandomState(0)
+    jumps = np.where(np.arange(n) < n // 3, 100 + falling(n), 140 + 120 * rng.rand(n))
+    message = of_100_points(jumps)
+    assert "has not converged: the last losses jump between" in message
+    assert of_100_points(jumps, subsampled=True) is None  # batches differ by as much
+    settled = np.where(np.arange(n) < n // 2, jumps, 140)
+    assert of_100_points(settled) is None
+
+
 # ---- what first losses ask for ---------------------------------------------------------------
 
 

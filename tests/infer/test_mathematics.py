@@ -466,6 +466,7 @@ def test_tied_and_untied_sites_agree_where_they_were_made(tied, untied, free_dat
 # ---- the guide is a NumPyro guide ------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_monte_carlo_elbo_of_numpyro_equals_the_bound():
     """NumPyro's Trace_ELBO knows nothing of sites: it samples the guide and scores both."""
     rng = np.random.default_rng(4)

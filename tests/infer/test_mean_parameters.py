@@ -7,7 +7,6 @@ times too small.
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -77,13 +76,7 @@ def fit(model, inputs, inducing, y, kind, hyper_guide, start):
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [
-        "tied",
-        pytest.param("tied, learned", marks=pytest.mark.slow),
-        pytest.param("untied", marks=pytest.mark.slow),
-        "no inducing inputs",
-    ],
+    "kind", [pytest.param(k, marks=pytest.mark.slow if k != "tied" else ()) for k in KINDS]
 )
 def test_intercept(kind):
     (mean,), ((variance,),) = exact(np.ones((N, 1)), [5.0], rbf(X, X, SCALE), TRUTH)
@@ -94,9 +87,8 @@ def test_intercept(kind):
     assert np.sqrt(variance) > 3 * NOISE / np.sqrt(N)  # f can take the place of the intercept
 
 
-@pytest.mark.parametrize(
-    "kind", ["tied", *(pytest.param(k, marks=pytest.mark.slow) for k in list(KINDS)[2:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tied", "untied", "no inducing inputs"])
 def test_coefficients_of_a_linear_mean(kind):
     """A joint distribution of both, on data that are seen from one side."""
     X_, y = X + 1.5, TRUTH - 2.0 * X

@@ -194,7 +194,7 @@ ZOO = {
 }
 
 
-FAST = ["bernoulli-probit", "student-t", "ordinal", "a user's own"]
+FAST = ["bernoulli-probit", "ordinal", "a user's own"]
 
 
 @pytest.mark.parametrize(
@@ -302,6 +302,7 @@ def _posteriors(fitted: Fit, args, kernels_of: dict[str, Callable], inputs=None)
     }
 
 
+@pytest.mark.slow
 def test_batched_kernel_gives_each_latent_function_its_own_hyperparameters():
     Y = np.stack([TRUTH, np.sin(20 * X), X]) + 0.2 * RNG.randn(3, N)
 
@@ -346,6 +347,7 @@ def test_plates_may_leave_axes_of_size_one():
     assert q.mean.shape == (3, 1, N)
 
 
+@pytest.mark.slow
 def test_mean_and_log_scale_of_a_normal(mcycle):
     """Two GP sites that meet in each term, on data whose noise changes with time."""
     rows = np.linspace(0, len(mcycle.y) - 1, N).astype(int)
@@ -525,6 +527,7 @@ def test_a_masked_point_is_a_deleted_point():
     assert_same_fit(poisson_fit(X, y, mask=IS_SEEN), reference_of_seen())
 
 
+@pytest.mark.slow
 def test_an_unobserved_point_is_a_deleted_point():
     def model(X, y=None):
         variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))

@@ -115,7 +115,10 @@ def test_the_inspection_sees_batches():
     assert factorisations(solve.lower(matrices[0])) == [2]
 
 
-@pytest.mark.parametrize("function", [linalg.cholesky, linalg.cholesky_and_inverse])
+@pytest.mark.parametrize(
+    "function",
+    [pytest.param(linalg.cholesky, marks=pytest.mark.slow), linalg.cholesky_and_inverse],
+)
 def test_factorisations_of_batches_run_one_by_one(function):
     """A leading axis, a vmap, two of them, and derivatives, forward and backward."""
     matrices = jnp.eye(5) + 0.1 * jnp.arange(1.0, 7).reshape(2, 3, 1, 1)

@@ -66,7 +66,7 @@ def numbers(objects, data):
 
 
 @pytest.mark.parametrize(
-    "kind", ["tied", "untied", "full", pytest.param("variational", marks=pytest.mark.slow)]
+    "kind", [pytest.param(k, marks=pytest.mark.slow if k != "full" else ()) for k in KINDS]
 )
 def test_used_on_other_data_they_are_as_fresh_objects(kind):
     used = make(kind)

@@ -85,7 +85,9 @@ def assert_moments(draws, q, what=""):
 # ---- moments ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["tied", pytest.param("untied", marks=pytest.mark.slow), "full"])
+@pytest.mark.parametrize(
+    "kind", ["tied", *(pytest.param(k, marks=pytest.mark.slow) for k in ("untied", "full"))]
+)
 def test_marginals_and_joint_draws_at_new_inputs(kind):
     """At more, fewer and other inputs than in the fit, against the dense formula."""
     guide, params = fit(kind)
@@ -231,6 +233,7 @@ def test_marginals_in_chunks_are_the_same(monkeypatch):
     np.testing.assert_allclose(chunked.variance, whole.variance, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_marginals_at_many_inputs_in_bounded_memory():
     m, n = 100, 1_000_000
 

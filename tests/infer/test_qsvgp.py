@@ -284,6 +284,7 @@ def test_minibatches_without_natural_gradients():
     assert result.losses[-1] != result.losses[-2]  # batches differ
 
 
+@pytest.mark.slow
 def test_without_inducing_inputs_all_training_inputs_are():
     guide = AutoMomentGaussian(binary)
     svi = QSVGP(binary, guide, None, site_lr=1.0, e_steps=10)

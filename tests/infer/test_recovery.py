@@ -286,6 +286,7 @@ def test_interrupt_returns_the_fit_so_far(monkeypatch, straight):
     assert identical((rest.params, rest.state), (straight.params, straight.state))
 
 
+@pytest.mark.slow
 def test_interrupt_of_a_fit_that_is_not_finite(monkeypatch):
     """What is returned is the last state known to be good, not the NaN after it."""
     monkeypatch.setattr(loop.tqdm, "tqdm", InterruptedBar)

@@ -292,6 +292,7 @@ def test_nuts():
     assert f[:, 1].mean() > f[:, 4].mean() + 0.5  # it has seen the data
 
 
+@pytest.mark.slow
 def test_svi_with_an_autoguide():
     guide = AutoNormal(poisson_model)
     svi = SVI(poisson_model, guide, optax.adam(0.05), Trace_ELBO(num_particles=4))

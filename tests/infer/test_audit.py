@@ -1,0 +1,194 @@
+"""Fits that are broken by hand are told apart from honest ones by draws through the model."""
+
+import dataclasses
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer.autoguide import AutoNormal
+
+from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
+from numpyro_tsvgp.gaussian.quadrature import GaussHermite
+from numpyro_tsvgp.model import checks
+from numpyro_tsvgp.model.coupling import Couplings
+
+N = 24
+RNG = np.random.RandomState(0)
+X = np.sort(RNG.rand(N))
+TRUTH = np.sin(6.0 * X)
+Y = TRUTH + 0.3 * RNG.randn(N)
+LABELS = (RNG.rand(N) < 0.5 + 0.4 * TRUTH).astype(int)
+KEYS = [jax.random.key(i) for i in range(10)]
+
+
+def latent(X, name="f", **options):
+    return numpyro.sample(name, GP(kernels.RBF(0.3), X, **options))
+
+
+def observe(X, distribution, y):
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", distribution, obs=y)
+
+
+def heteroscedastic(X, y=None):
+    f, g = latent(X), latent(X, "g", mean=-1.0)
+    observe(X, dist.Normal(f, jnp.exp(g)), y)
+
+
+def product(X, y=None):
+    f, g = latent(X, mean=1.0), latent(X, "g")
+    observe(X, dist.Normal(f * g, 0.3), y)
+
+
+def classes(X, y=None):
+    observe(X, dist.Bernoulli(logits=3.0 * latent(X)), y)
+
+
+def cumulative(X, y=None):
+    observe(X, dist.Normal(jnp.cumsum(latent(X)) / 5, 0.3), y)
+
+
+def paired(X, y=None):
+    f = latent(X)
+    observe(X, dist.Bernoulli(logits=4.0 * (f - f[::-1])), y)
+
+
+def outlying(X, y=None):
+    observe(X, dist.StudentT(2.0, latent(X), 0.01), y)
+
+
+def intercept(X, y=None):
+    b = numpyro.sample("b", dist.Normal(0.0, 5.0))
+    f = latent(X, mean=lambda x: b * jnp.ones(x.shape[0]))
+    observe(X, dist.Normal(f, 0.3), y)
+
+
+def fit(model, y=Y, *, steps=60, optim=None, hyper_guide=None, **options):
+    guide = AutoDualGaussian(model, hyper_guide=hyper_guide)
+    svi = TSVGP(model, guide, optim, **options)
+    return svi.run(jax.random.key(0), steps, X, y, progress_bar=False).fit
+
+
+def said(fit, key=KEYS[0]):
+    """All concerns in one line."""
+    return " ".join(fit.audit(key).concerns)
+
+
+# ---- what the quadrature misses --------------------------------------------------------------
+
+DISAGREES = r"The expected log-likelihood of site 'y' is"
+
+
+def with_one_coordinate(fit):
+    """All latent functions share a coordinate, as if none of them met."""
+    one = tuple((name, (0,) * len(axes)) for name, axes in fit.structure.coordinates)
+    return dataclasses.replace(
+        fit, structure=dataclasses.replace(fit.structure, coordinates=one, dim=1)
+    )
+
+
+@pytest.mark.parametrize("model", [heteroscedastic, product])
+def test_functions_that_meet_unseen(model):
+    honest = fit(model, site_lr=0.2, steps=150)
+    assert honest.structure.dim == 2
+    assert honest.audit(KEYS[0]).concerns == []
+    assert DISAGREES in said(with_one_coordinate(honest))
+
+
+@pytest.mark.parametrize("model", [cumulative, paired])
+def test_a_likelihood_that_is_no_sum_over_points(model, monkeypatch):
+    y = LABELS if model is paired else Y
+    with pytest.raises(ValueError, match="not a sum over data points"):
+        fit(model, y)
+    forced = Couplings({"f": np.zeros(1, int)}, 1, True)
+    monkeypatch.setattr(checks, "couplings", lambda *args: forced)
+    wrong = fit(model, y, site_lr=0.1)
+    assert DISAGREES in said(wrong)
+
+
+def test_functions_that_meet_unseen_by_the_fit_itself(monkeypatch):
+    forced = Couplings({"f": np.zeros(1, int), "g": np.zeros(1, int)}, 1, True)
+    monkeypatch.setattr(checks, "couplings", lambda *args: forced)
+    assert DISAGREES in said(fit(heteroscedastic, site_lr=0.2, steps=150))
+
+
+def test_too_few_nodes():
+    enough = fit(outlying, quadrature=200, site_lr=0.1)
+    assert enough.audit(KEYS[0]).concerns == []
+    assert DISAGREES in said(dataclasses.replace(enough, quadrature=GaussHermite(2)))
+
+
+# ---- steps and hyperparameters ---------------------------------------------------------------
+
+
+def test_sites_that_have_not_converged():
+    assert "the sites have not converged" in said(fit(classes, LABELS, steps=1, site_lr=0.05))
+    assert fit(classes, LABELS).audit(KEYS[0]).concerns == []
+
+
+@cache
+def fitted_intercept():
+    optim = optax.adam(optax.exponential_decay(0.1, 400, 0.05))
+    return fit(intercept, Y + 2.0, steps=400, optim=optim, hyper_guide=AutoNormal, site_lr=1.0)
+
+
+def narrowed(factor):
+    honest = fitted_intercept()
+    params = {**honest.params, "b_auto_scale": honest.params["b_auto_scale"] / factor}
+    return dataclasses.replace(honest, params=params)
+
+
+def test_hyperparameters_that_are_too_sure():
+    assert narrowed(1.0).audit(KEYS[0]).concerns == []
+    report = narrowed(8.0).audit(KEYS[0])
+    assert report.spread > 0.5
+    assert any("variational posterior of the hyperparameters is off" in c for c in report.concerns)
+    assert narrowed(8.0).audit(KEYS[0], hyperparameters=False).spread is None
+
+
+# ---- honest fits -----------------------------------------------------------------------------
+
+
+@cache
+def honest(name):
+    return {
+        "classes": lambda: fit(classes, LABELS),
+        "heteroscedastic": lambda: fit(heteroscedastic, site_lr=0.2, steps=150),
+        "intercept": fitted_intercept,
+    }[name]()
+
+
+@pytest.mark.parametrize("name", ["classes", "heteroscedastic", "intercept"])
+def test_honest_fits_are_left_alone(name):
+    for key in KEYS:
+        report = honest(name).audit(key)
+        assert report.concerns == [], str(report)
+        assert str(report).endswith("nothing to worry about")
+
+
+def test_draws_are_of_the_guide():
+    """The expectation by draws is that of a Gaussian likelihood in closed form."""
+
+    def model(X, y=None):
+        observe(X, dist.Normal(latent(X), 0.3), y)
+
+    found = fit(model, steps=2, site_lr=1.0)
+    report = found.audit(KEYS[0], num_draws=4096)
+    mean, variance = found.marginals()["f"]
+    exact = np.sum(-0.5 * np.log(2 * np.pi * 0.09) - 0.5 * ((Y - mean) ** 2 + variance) / 0.09)
+    assert report.expected["y"] == pytest.approx(exact, rel=1e-9)
+    assert abs(report.drawn["y"] - exact) < 4 * report.standard_error["y"]
+    assert 0 < report.standard_error["y"] < 0.2
+    assert report.gain == pytest.approx(0.0, abs=1e-6)
+    assert (report.points, report.floored, report.spread) == (N, 0, None)
+
+
+def test_a_run_says_what_its_audit_found():
+    svi = TSVGP(classes, AutoDualGaussian(classes), None, site_lr=0.05)
+    with pytest.warns(UserWarning, match=r"Audit of the fit: One more E-step would change"):
+        svi.run(jax.random.key(0), 1, X, LABELS, progress_bar=False, audit=True)
