@@ -19,7 +19,7 @@ from numpyro.util import is_prng_key
 from numpyro_tsvgp.gaussian.linalg import add_jitter, cholesky, cholesky_and_inverse
 from numpyro_tsvgp.kernels import as_kernel
 
-__all__ = ["GP", "GPPosterior", "as_inputs", "find_gp", "functions_shape", "is_masked"]
+__all__ = ["GP", "as_inputs", "find_gp", "functions_shape", "is_masked"]
 
 
 class GP(dist.Distribution):
@@ -319,66 +319,6 @@ def _apply(matrix: Array, vectors: Array) -> Array:
     if matrix.ndim == 2:
         return vectors @ matrix.T
     return jnp.einsum("...ij,...j->...i", matrix, vectors)
-
-
-class GPPosterior(dist.Distribution):
-    r"""The joint posterior of function values, as draws need it.
-
-    .. math:: f = \mu + W s + R^{1/2} \varepsilon, \qquad s \sim \mathcal{N}(B^{-1}\xi, B^{-1})
-
-    The inducing values :math:`s` are drawn in ``m`` dimensions; the residual covariance
-    :math:`R = k(X, X) - W W^\top` does not depend on the sites, so latent functions that share a
-    kernel share its factor, and it is made once for any number of draws.
-
-    Args:
-      loc: prior mean plus :math:`W B^{-1} \xi`, shape ``batch + (n,)``.
-      w: whitened features, ``(n, m)`` or ``batch + (n, m)``.
-      inverse: inverse of the Cholesky factor of B, shape ``batch + (m, m)``.
-      residual_chol: Cholesky factor of R, ``(n, n)`` or ``batch + (n, n)``.
-    """
-
-    support = constraints.real_vector
-    pytree_data_fields = ("loc", "w", "inverse", "residual_chol")
-
-    def __init__(
-        self,
-        loc: Array,
-        w: Array,
-        inverse: Array,
-        residual_chol: Array,
-        *,
-        validate_args: bool | None = None,
-    ) -> None:
-        self.loc, self.w, self.inverse, self.residual_chol = loc, w, inverse, residual_chol
-        super().__init__(loc.shape[:-1], loc.shape[-1:], validate_args=validate_args)
-
-    @property
-    def mean(self) -> Array:
-        return self.loc
-
-    @property
-    def variance(self) -> Array:
-        residual = (self.residual_chol**2).sum(-1)
-        return residual + ((self.w @ self.inverse.mT) ** 2).sum(-1)
-
-    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
-        assert is_prng_key(key)
-        key_s, key_r = jax.random.split(key)
-        shape = sample_shape + self.batch_shape
-        s = jax.random.normal(key_s, (*shape, self.inverse.shape[-1]), self.loc.dtype)
-        r = jax.random.normal(key_r, shape + self.event_shape, self.loc.dtype)
-        return self.from_noise(s, r)
-
-    def from_noise(self, s: Array, r: Array) -> Array:
-        """Draws from standard normal numbers of shape ``(..., m)`` and ``(..., n)``."""
-        s = jnp.einsum("...ij,...i->...j", self.inverse, s)
-        return self.loc + _apply(self.w, s) + _apply(self.residual_chol, r)
-
-    @validate_sample
-    def log_prob(self, value: Array) -> Array:
-        explained = self.w @ self.inverse.mT
-        covariance = self.residual_chol @ self.residual_chol.mT + explained @ explained.mT
-        return _normal_log_prob(value - self.loc, *cholesky_and_inverse(covariance))
 
 
 def _half_log_det(chol: Array) -> Array:

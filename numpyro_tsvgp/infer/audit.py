@@ -35,12 +35,15 @@ _JOINT_ROWS = 512
 # Of more rows than these, some are looked at.
 _ROWS = 20_000
 _SOME_ROWS = 2_000
+# Function values that are drawn, and limits to the number of draws that they make.
+_VALUES = 2**21
+_FEWEST_DRAWS, _MOST_DRAWS = 128, 4096
 # Standard errors by which two estimates of one number may differ.
 _STANDARD_ERRORS = 5.0
 # Spread of the log weights of hyperparameters. A normal distribution half as wide as the posterior
 # has 0.53, one that is far too narrow 0.71 in one dimension and more in several.
 _SPREAD = 0.5
-_NUM_HYPER = 64
+_NUM_HYPER = 256
 _REFRESH = 3
 
 
@@ -120,7 +123,9 @@ class Audit:
 
 
 @blas_threads()
-def audit(fit: Fit, rng_key: Array, *, num_draws: int = 128, hyperparameters: bool = True) -> Audit:
+def audit(
+    fit: Fit, rng_key: Array, *, num_draws: int | None = None, hyperparameters: bool = True
+) -> Audit:
     r"""Checks a fit against draws from its guide through the model's own density.
 
     .. math::
@@ -134,9 +139,10 @@ def audit(fit: Fit, rng_key: Array, *, num_draws: int = 128, hyperparameters: bo
     Args:
       fit: the fit, with its training data.
       rng_key: random key.
-      num_draws: D, an even number; draws come in pairs that are mirrored.
+      num_draws: D, an even number; draws come in pairs that are mirrored. By default there are
+        between 128 and 4096, fewer where data are many, which need fewer.
       hyperparameters: whether to look at the posterior of variational hyperparameters as well,
-        which costs some 60 evaluations of the objective.
+        which costs some 250 evaluations of the objective.
 
     Returns:
       What was found.
@@ -158,6 +164,9 @@ def audit(fit: Fit, rng_key: Array, *, num_draws: int = 128, hyperparameters: bo
     key_noise, key_hyper = jax.random.split(rng_key)
     latents = fit.guide.latents(fit.read(), fit.params)
     rows = max(process.rows for process, _ in latents.values())
+    if num_draws is None:
+        values = sum(process.rows * process.functions for process, _ in latents.values())
+        num_draws = min(max(_VALUES // values, _FEWEST_DRAWS), _MOST_DRAWS)
     noise = standard_normals(key_noise, max(num_draws // 2, 2), latents)
     found = _compare((rows <= _JOINT_ROWS, is_whole), fit, noise)
     spread = None

@@ -15,12 +15,16 @@ _FAR_SUBSAMPLED = 1.0
 # Standard errors of the medians of two blocks.
 _ERRORS = 8.0
 _ALTERNATIONS = 20
-# Nats a data point by which a loss of all data rises, twice among the last. Those of variational
-# hyperparameters have noise, of which this is several standard deviations.
+# Nats a data point by which a loss of all data rises, twice among the last.
 _RESTLESS = 0.3
+# A loss at a draw of d variational hyperparameters has noise: log densities of d normal numbers
+# have a standard deviation of sqrt(d / 2), and the difference of two losses one of sqrt(d).
+_DRAWN = 6.0
 
 
-def complaint(losses: Any, points: float, *, subsampled: bool, rate: float | None) -> str | None:
+def complaint(
+    losses: Any, points: float, *, subsampled: bool, rate: float | None, drawn: int = 0
+) -> str | None:
     """Why the result of a run should not be trusted, or None.
 
     The run is cut into ten blocks. A last block whose median is far above the best of them, in
@@ -33,6 +37,7 @@ def complaint(losses: Any, points: float, *, subsampled: bool, rate: float | Non
       points: the number of data points.
       subsampled: whether each loss is that of another minibatch.
       rate: the rate of the E-steps at the end, or None if there are none.
+      drawn: how many variational hyperparameters each loss is at a draw of.
 
     Returns:
       A sentence with what to do.
@@ -49,7 +54,7 @@ def complaint(losses: Any, points: float, *, subsampled: bool, rate: float | Non
     losses = losses[np.isfinite(losses)]
     found = _divergence(losses, points, subsampled, rate) or _cycle(losses, rate)
     if found is None and not subsampled:
-        found = _restlessness(losses, points, rate)
+        found = _restlessness(losses, _RESTLESS * points + _DRAWN * drawn**0.5, rate)
     return found
 
 
@@ -99,10 +104,10 @@ def _cycle(losses: np.ndarray, rate: float | None) -> str | None:
     )
 
 
-def _restlessness(losses: np.ndarray, points: float, rate: float | None) -> str | None:
+def _restlessness(losses: np.ndarray, much: float, rate: float | None) -> str | None:
     recent = losses[-max(len(losses) // 5, min(5, len(losses) // 3), 1) :]
     rises = np.diff(recent)
-    if (rises > _RESTLESS * points).sum() < 2:
+    if (rises > much).sum() < 2:
         return None
     return (
         f"The fit has not converged: the last losses jump between {recent.min():.6g} and "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import warnings
@@ -66,6 +67,9 @@ def run(
     started = time.monotonic()
     points, subsampling = count_points(driver, call)
     rate = float(driver.rate(state.step + num_steps - 1, subsampling)) if driver.e_steps else None
+    hyper = state.structure.hyper
+    is_point = driver.guide.hyper_guide(hyper, call).is_point
+    drawn = 0 if is_point else sum(math.prod(shape) for shape, _ in hyper.signature)
 
     def careful_start(losses: Sequence[float]) -> TSVGPState | None:
         if options.init_state is None and overshoots(losses, points, subsampled=subsampling > 1):
@@ -80,7 +84,9 @@ def run(
             result=partial(_result, driver, call),
             usable=lambda state: bool(driver.compiled_usable(state, call)),
             diagnose=lambda state: diagnose(driver, state, call),
-            judge=lambda losses: complaint(losses, points, subsampled=subsampling > 1, rate=rate),
+            judge=lambda losses: complaint(
+                losses, points, subsampled=subsampling > 1, rate=rate, drawn=drawn
+            ),
             careful_start=careful_start,
             fingerprint=_fingerprint(driver, state, call) if options.checkpoint is not None else {},
             progress_bar=options.progress_bar,

@@ -13,7 +13,6 @@ import pytest
 from numpyro.infer.autoguide import AutoNormal
 
 from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
-from numpyro_tsvgp.gaussian.quadrature import GaussHermite
 from numpyro_tsvgp.model import checks
 from numpyro_tsvgp.model.coupling import Couplings
 
@@ -42,7 +41,7 @@ def heteroscedastic(X, y=None):
 
 def product(X, y=None):
     f, g = latent(X, mean=1.0), latent(X, "g")
-    observe(X, dist.Normal(f * g, 0.3), y)
+    observe(X, dist.Normal(f * g, 0.15), y)
 
 
 def classes(X, y=None):
@@ -55,7 +54,7 @@ def cumulative(X, y=None):
 
 def paired(X, y=None):
     f = latent(X)
-    observe(X, dist.Bernoulli(logits=4.0 * (f - f[::-1])), y)
+    observe(X, dist.Bernoulli(logits=f - f[::-1]), y)
 
 
 def outlying(X, y=None):
@@ -79,6 +78,15 @@ def said(fit, key=KEYS[0]):
     return " ".join(fit.audit(key).concerns)
 
 
+@cache
+def honest(model):
+    """A fit that has converged."""
+    if model is intercept:
+        optim = optax.adam(optax.exponential_decay(0.1, 400, 0.05))
+        return fit(intercept, Y + 2.0, steps=400, optim=optim, hyper_guide=AutoNormal, site_lr=1.0)
+    return fit(classes, LABELS) if model is classes else fit(model, site_lr=0.2, steps=150)
+
+
 # ---- what the quadrature misses --------------------------------------------------------------
 
 DISAGREES = r"The expected log-likelihood of site 'y' is"
@@ -92,15 +100,15 @@ def with_one_coordinate(fit):
     )
 
 
-@pytest.mark.parametrize("model", [heteroscedastic, product])
+@pytest.mark.parametrize("model", [heteroscedastic, pytest.param(product, marks=pytest.mark.slow)])
 def test_functions_that_meet_unseen(model):
-    honest = fit(model, site_lr=0.2, steps=150)
-    assert honest.structure.dim == 2
-    assert honest.audit(KEYS[0]).concerns == []
-    assert DISAGREES in said(with_one_coordinate(honest))
+    right = honest(model)
+    assert right.structure.dim == 2
+    assert right.audit(KEYS[0]).concerns == []
+    assert DISAGREES in said(with_one_coordinate(right))
 
 
-@pytest.mark.parametrize("model", [cumulative, paired])
+@pytest.mark.parametrize("model", [paired, pytest.param(cumulative, marks=pytest.mark.slow)])
 def test_a_likelihood_that_is_no_sum_over_points(model, monkeypatch):
     y = LABELS if model is paired else Y
     with pytest.raises(ValueError, match="not a sum over data points"):
@@ -111,16 +119,19 @@ def test_a_likelihood_that_is_no_sum_over_points(model, monkeypatch):
     assert DISAGREES in said(wrong)
 
 
-def test_functions_that_meet_unseen_by_the_fit_itself(monkeypatch):
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [heteroscedastic, product])
+def test_functions_that_meet_unseen_by_the_fit_itself(model, monkeypatch):
     forced = Couplings({"f": np.zeros(1, int), "g": np.zeros(1, int)}, 1, True)
     monkeypatch.setattr(checks, "couplings", lambda *args: forced)
-    assert DISAGREES in said(fit(heteroscedastic, site_lr=0.2, steps=150))
+    wrong = fit(model, site_lr=0.2, steps=150)
+    for key in KEYS:
+        assert DISAGREES in said(wrong, key)
 
 
 def test_too_few_nodes():
-    enough = fit(outlying, quadrature=200, site_lr=0.1)
-    assert enough.audit(KEYS[0]).concerns == []
-    assert DISAGREES in said(dataclasses.replace(enough, quadrature=GaussHermite(2)))
+    assert DISAGREES in said(fit(outlying, quadrature=2, site_lr=0.1))
+    assert DISAGREES not in said(fit(outlying, quadrature=100, site_lr=0.1))
 
 
 # ---- steps and hyperparameters ---------------------------------------------------------------
@@ -128,45 +139,31 @@ def test_too_few_nodes():
 
 def test_sites_that_have_not_converged():
     assert "the sites have not converged" in said(fit(classes, LABELS, steps=1, site_lr=0.05))
-    assert fit(classes, LABELS).audit(KEYS[0]).concerns == []
-
-
-@cache
-def fitted_intercept():
-    optim = optax.adam(optax.exponential_decay(0.1, 400, 0.05))
-    return fit(intercept, Y + 2.0, steps=400, optim=optim, hyper_guide=AutoNormal, site_lr=1.0)
+    assert honest(classes).audit(KEYS[0]).concerns == []
 
 
 def narrowed(factor):
-    honest = fitted_intercept()
-    params = {**honest.params, "b_auto_scale": honest.params["b_auto_scale"] / factor}
-    return dataclasses.replace(honest, params=params)
+    params = honest(intercept).params
+    narrower = {**params, "b_auto_scale": params["b_auto_scale"] / factor}
+    return dataclasses.replace(honest(intercept), params=narrower)
 
 
 def test_hyperparameters_that_are_too_sure():
     assert narrowed(1.0).audit(KEYS[0]).concerns == []
-    report = narrowed(8.0).audit(KEYS[0])
-    assert report.spread > 0.5
-    assert any("variational posterior of the hyperparameters is off" in c for c in report.concerns)
+    for key in KEYS:
+        report = narrowed(8.0).audit(key)
+        assert report.spread > 0.5
+        assert any("posterior of the hyperparameters is off" in c for c in report.concerns)
     assert narrowed(8.0).audit(KEYS[0], hyperparameters=False).spread is None
 
 
 # ---- honest fits -----------------------------------------------------------------------------
 
 
-@cache
-def honest(name):
-    return {
-        "classes": lambda: fit(classes, LABELS),
-        "heteroscedastic": lambda: fit(heteroscedastic, site_lr=0.2, steps=150),
-        "intercept": fitted_intercept,
-    }[name]()
-
-
-@pytest.mark.parametrize("name", ["classes", "heteroscedastic", "intercept"])
-def test_honest_fits_are_left_alone(name):
+@pytest.mark.parametrize("model", [classes, heteroscedastic, intercept])
+def test_honest_fits_are_left_alone(model):
     for key in KEYS:
-        report = honest(name).audit(key)
+        report = honest(model).audit(key)
         assert report.concerns == [], str(report)
         assert str(report).endswith("nothing to worry about")
 
@@ -180,8 +177,9 @@ def test_draws_are_of_the_guide():
     found = fit(model, steps=2, site_lr=1.0)
     report = found.audit(KEYS[0], num_draws=4096)
     mean, variance = found.marginals()["f"]
-    exact = np.sum(-0.5 * np.log(2 * np.pi * 0.09) - 0.5 * ((Y - mean) ** 2 + variance) / 0.09)
-    assert report.expected["y"] == pytest.approx(exact, rel=1e-9)
+    each = -0.5 * np.log(2 * np.pi * 0.09) - 0.5 * ((Y - mean) ** 2 + variance) / 0.09
+    exact = float(each.sum())
+    assert report.expected["y"] == pytest.approx(exact, rel=1e-5)  # the jitter of f at the data
     assert abs(report.drawn["y"] - exact) < 4 * report.standard_error["y"]
     assert 0 < report.standard_error["y"] < 0.2
     assert report.gain == pytest.approx(0.0, abs=1e-6)

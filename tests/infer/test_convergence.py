@@ -46,8 +46,8 @@ def falling(n=200, noise=0.0, seed=0):
     return 100 + 200 * np.exp(-np.arange(n) / (0.05 * n)) + noise * rng.standard_normal(n)
 
 
-def of_100_points(losses, subsampled=False, rate=0.5):
-    return complaint(losses, 100, subsampled=subsampled, rate=rate)
+def of_100_points(losses, subsampled=False, rate=0.5, drawn=0):
+    return complaint(losses, 100, subsampled=subsampled, rate=rate, drawn=drawn)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8, 12, 40, 200, 5000])
@@ -129,6 +129,14 @@ def test_losses_that_jump(n):
     assert of_100_points(jumps, subsampled=True) is None  # batches differ by as much
     settled = np.where(np.arange(n) < n // 2, jumps, 140)
     assert of_100_points(settled) is None
+    assert of_100_points(jumps, drawn=3) == message
+
+
+def test_draws_of_variational_hyperparameters_have_noise():
+    """Log densities of 400 normal numbers, here with a standard deviation of sqrt(200)."""
+    noisy = falling(200, np.sqrt(200.0))
+    assert "has not converged" in of_100_points(noisy)
+    assert of_100_points(noisy, drawn=400) is None
 
 
 # ---- what first losses ask for ---------------------------------------------------------------

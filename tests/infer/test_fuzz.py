@@ -294,7 +294,8 @@ def test_small_step_does_not_lower_the_bound(number):
     fits()
 
 
-@pytest.mark.parametrize("flaw", FLAWS)
+# Each flaw has a test of its own elsewhere; here the model around it is drawn.
+@pytest.mark.parametrize("flaw", ["missing data", "sum over points", "one number as data"])
 def test_exceptions_are_clear(flaw):
     @seed(0)
     @bounded(1)
