@@ -207,10 +207,10 @@ def _check_hyperparameter(
         warnings.warn(
             f"Site '{name}' is a latent variable that depends on a GP and is not one. Its density "
             "is a term of the likelihood at the value that hyper_guide holds, so the GP's means "
-            "are right and its variances are those given that value: too small. If it stands for "
-            "noise, put it into the likelihood instead; if it is a random effect, make it a GP "
-            "with kernels.Group; or sample it with NUTS on collapse(fit), given which the GP is "
-            "right.",
+            "are right (nearly, where data are not Gaussian) and its variances are those given "
+            "that value: too small. If it stands for noise, put it into the likelihood instead; "
+            "if it is a random effect, make it a GP with kernels.Group; or sample it with NUTS on "
+            "collapse(fit), given which the GP is right.",
             stacklevel=find_stack_level(),
         )
         return

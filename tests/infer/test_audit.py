@@ -120,6 +120,7 @@ def test_a_likelihood_that_is_no_sum_over_points(model, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The fit has diverged")  # which is telling, too
 @pytest.mark.parametrize("model", [heteroscedastic, product])
 def test_functions_that_meet_unseen_by_the_fit_itself(model, monkeypatch):
     forced = Couplings({"f": np.zeros(1, int), "g": np.zeros(1, int)}, 1, True)
