@@ -22,6 +22,7 @@ from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.checks import inspect
 from numpyro_tsvgp.model.read import Reading
 from numpyro_tsvgp.model.structure import Structure, moves_with
+from numpyro_tsvgp.model.wrapped import unwrapped
 
 if TYPE_CHECKING:
     from numpyro_tsvgp.infer.driver import Driver
@@ -91,9 +92,7 @@ def _warn_of_random_effects(structure: Structure, reading: Reading) -> None:
     """Plates of Gaussian variables and their scale have no useful joint maximum."""
     for name in structure.above:
         site = reading.trace[name]
-        fn = site["fn"]
-        while isinstance(fn, dist.ExpandedDistribution | dist.Independent):
-            fn = fn.base_dist
+        fn = unwrapped(site["fn"])
         many = site["cond_indep_stack"] and np.size(site["value"]) > 1
         if many and isinstance(fn, dist.Normal | dist.StudentT | dist.Cauchy):
             warnings.warn(

@@ -15,7 +15,7 @@ from numpyro_tsvgp.infer.loop import all_finite
 from numpyro_tsvgp.infer.prediction import marginals_of
 from numpyro_tsvgp.infer.state import TSVGPState
 from numpyro_tsvgp.model.arguments import Call
-from numpyro_tsvgp.model.checks import check_values
+from numpyro_tsvgp.model.data_checks import check_values
 
 if TYPE_CHECKING:
     from numpyro_tsvgp.infer.driver import Driver

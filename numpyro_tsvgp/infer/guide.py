@@ -21,9 +21,9 @@ from numpyro_tsvgp.gaussian.approximation import Approximation
 from numpyro_tsvgp.gaussian.process import Process
 from numpyro_tsvgp.gaussian.quadrature import Marginals
 from numpyro_tsvgp.infer import prediction
+from numpyro_tsvgp.infer.guide_checks import check_inducing, check_parameters
 from numpyro_tsvgp.infer.hyper import HyperGuide, Params
 from numpyro_tsvgp.model.arguments import Call
-from numpyro_tsvgp.model.checks import check_inducing, check_parameters
 from numpyro_tsvgp.model.read import GPSite, Reading, is_latent, read
 from numpyro_tsvgp.model.structure import (
     HyperSites,

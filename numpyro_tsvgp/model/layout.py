@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from jax import Array
 
 from numpyro_tsvgp.model.arguments import Call
@@ -23,16 +22,13 @@ from numpyro_tsvgp.model.likelihood import Terms, data_sites, terms
 from numpyro_tsvgp.model.read import Message, Model, Reading
 from numpyro_tsvgp.model.reads import Reads, reads
 from numpyro_tsvgp.model.structure import Structure
+from numpyro_tsvgp.model.wrapped import unmasked
 
 __all__ = ["Layout", "find_layout", "row_dim"]
 
 
 def _mask(site: Message, shape: tuple[int, ...]) -> np.ndarray:
-    fn, mask = site["fn"], np.ones(shape, bool)
-    while isinstance(fn, dist.MaskedDistribution):
-        mask = mask & np.broadcast_to(np.asarray(fn._mask), shape)
-        fn = fn.base_dist
-    return mask
+    return np.array(np.broadcast_to(unmasked(site["fn"])[1], shape))
 
 
 def row_dim(trace: Mapping[str, Message], gp: str, rows: int) -> str:

@@ -11,6 +11,7 @@ from jax import Array
 
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.read import Message, Model, Reading, is_observed, run_with
+from numpyro_tsvgp.model.wrapped import unwrapped
 
 __all__ = [
     "Terms",
@@ -89,14 +90,8 @@ def data_sites(trace: Mapping[str, Message]) -> dict[str, Message]:
     return {
         name: site
         for name, site in trace.items()
-        if is_observed(site) and not isinstance(_base(site["fn"]), dist.Unit)
+        if is_observed(site) and not isinstance(unwrapped(site["fn"]), dist.Unit)
     }
-
-
-def _base(fn: Any) -> Any:
-    while isinstance(fn, dist.MaskedDistribution | dist.ExpandedDistribution):
-        fn = fn.base_dist
-    return fn
 
 
 def pointwise_log_prob(site: Message) -> Array:

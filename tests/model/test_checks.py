@@ -13,7 +13,7 @@ import pytest
 from numpyro import handlers
 
 from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
-from numpyro_tsvgp.model import checks
+from numpyro_tsvgp.model import batches
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.checks import inspect
 
@@ -672,7 +672,7 @@ def of_batches(size):
 @pytest.mark.parametrize("chunk", [2**16, 10])
 def test_all_rows_of_minibatches_are_looked_at(monkeypatch, chunk):
     """In one run of the model, or, where there are too many rows, in several of the same size."""
-    monkeypatch.setattr(checks, "_ROWS_AT_ONCE", chunk)
+    monkeypatch.setattr(batches, "_ROWS_AT_ONCE", chunk)
     y = COUNTS.copy()
     y[27] = np.nan
     with pytest.raises(ValueError, match=r"data of site 'y' at index 27: the value nan is missing"):
@@ -688,7 +688,7 @@ def test_all_rows_of_minibatches_are_looked_at(monkeypatch, chunk):
 
 
 def test_all_entries_of_two_plates_are_looked_at(monkeypatch):
-    monkeypatch.setattr(checks, "_ROWS_AT_ONCE", 16)
+    monkeypatch.setattr(batches, "_ROWS_AT_ONCE", 16)
 
     def model(X, y):
         outputs = numpyro.plate("outputs", 6, subsample_size=2, dim=-2)

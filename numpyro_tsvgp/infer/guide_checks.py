@@ -1,0 +1,84 @@
+"""Whether inducing inputs and parameters are those of the model that a guide meets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from jax import Array
+
+from numpyro_tsvgp.model.data_checks import first_where, shown_index
+from numpyro_tsvgp.model.read import GPSite, Reading
+
+__all__ = ["check_inducing", "check_parameters"]
+
+
+def check_parameters(
+    reading: Reading, params: Mapping[str, Any], needed: Iterable[str] = ()
+) -> None:
+    """Checks that fitted parameters are those of the model.
+
+    Args:
+      reading: a reading of the model.
+      params: fitted parameters by name.
+      needed: names of those of the guide.
+
+    Raises:
+      ValueError: if one is missing.
+    """
+    declared = [name for name, site in reading.trace.items() if site["type"] == "param"]
+    missing = sorted({*declared, *needed} - set(params))
+    if missing:
+        raise ValueError(
+            f"The parameters have no {missing}, which the model of {_names(reading)} has: they are "
+            f"those of another model, or incomplete. Pass those of a fit of this model, as in "
+            f"result.params; these are {sorted(params)}."
+        )
+
+
+def check_inducing(name: str, Z: Array, site: GPSite, reading: Reading) -> None:
+    """Checks inducing inputs against the inputs of their GP.
+
+    Args:
+      name: the GP site.
+      Z: inducing inputs, as many axes as the inputs.
+      site: the GP at its data.
+      reading: the reading of the model that the GP is of.
+
+    Raises:
+      ValueError: if they cannot be what was meant.
+    """
+    X = site.gp.X
+    if Z.shape[1:] != X.shape[1:]:
+        raise ValueError(
+            f"The inducing inputs of GP site '{name}' have shape {Z.shape} but its inputs have "
+            f"shape {X.shape}: they must have the same number of columns."
+        )
+    if Z.shape[0] == 0:
+        raise ValueError(f"The inducing inputs of GP site '{name}' are empty. Pass at least one.")
+    values = np.asarray(Z)
+    where = first_where(~np.isfinite(values))
+    if where is not None:
+        raise ValueError(
+            f"The inducing inputs of GP site '{name}' have the value {values[where]} at index "
+            f"{shown_index(where)}."
+        )
+    distinct = len(np.unique(values, axis=0))
+    if distinct < len(values):
+        raise ValueError(
+            f"The inducing inputs of GP site '{name}' have {len(values) - distinct} duplicate "
+            "rows, which make their covariance singular. inducing.greedy and inducing.subset "
+            "return distinct rows."
+        )
+    size = round(site.rows * reading.subsampling)
+    if len(values) > size:
+        raise ValueError(
+            f"GP site '{name}' has {len(values)} inducing inputs but only {size} data points. Use "
+            "fewer, or inducing=None, which needs none. (With minibatches passed as arguments, "
+            "give the plate its full size: numpyro.plate('data', N, subsample_size=len(y)).)"
+        )
+
+
+def _names(reading: Reading) -> str:
+    return " and ".join(f"GP site '{name}'" for name in reading.gps)

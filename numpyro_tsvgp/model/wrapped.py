@@ -1,0 +1,42 @@
+"""Distributions that plates, masks and ``to_event`` have wrapped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpyro.distributions as dist
+
+__all__ = ["unmasked", "unwrapped"]
+
+_WRAPPERS = dist.ExpandedDistribution | dist.Independent | dist.MaskedDistribution
+
+
+def unwrapped(fn: Any) -> Any:
+    """The distribution inside all wrappers.
+
+    Examples:
+      >>> import numpyro.distributions as dist
+      >>> from numpyro_tsvgp.model.wrapped import unwrapped
+      >>> type(unwrapped(dist.Normal().mask(False).expand([3]).to_event(1))).__name__
+      'Normal'
+    """
+    while isinstance(fn, _WRAPPERS):
+        fn = fn.base_dist
+    return fn
+
+
+def unmasked(fn: Any) -> tuple[Any, Any]:
+    """The distribution inside of masks, and which of its values count.
+
+    Args:
+      fn: the distribution of a sample site.
+
+    Returns:
+      The distribution, and True or a boolean array that broadcasts to its batch shape.
+    """
+    mask: Any = True
+    while isinstance(fn, dist.MaskedDistribution):
+        mask = mask & np.asarray(fn._mask)
+        fn = fn.base_dist
+    return fn, mask
