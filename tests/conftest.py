@@ -5,8 +5,7 @@ marked ``float32`` run; the others are skipped.
 
 There are two tiers. Every capability is in the fast one. Tests marked ``slow`` (long fits,
 samplers, killed processes, published numbers, further cases of the same) are skipped unless the
-option ``--slow`` is given or ``TSVGP_TEST_SLOW=1`` is set. With ``TSVGP_TEST_ONCE=0`` those of them
-marked ``once`` are skipped, too, which saves time where the suite runs with several Pythons.
+option ``--slow`` is given or ``TSVGP_TEST_SLOW=1`` is set.
 
 Compiled programs are kept in a folder that all processes of a run share and that is gone after it:
 most of the time is compilation, and the same program is often compiled by several objects. To keep
@@ -40,8 +39,6 @@ import pytest
 
 FLOAT32 = os.environ.get("TSVGP_TEST_FLOAT32", "") not in ("", "0")
 jax.config.update("jax_enable_x64", not FLOAT32)
-# Slow tests that depend least on versions need not run with each of them.
-ONCE = os.environ.get("TSVGP_TEST_ONCE", "") != "0"
 SLOW = os.environ.get("TSVGP_TEST_SLOW", "") not in ("", "0")
 
 DATA = Path(__file__).parent / "data"
@@ -62,12 +59,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     too_slow = pytest.mark.skip(reason="slow (--slow or TSVGP_TEST_SLOW=1 runs it)")
     need64 = pytest.mark.skip(reason="needs float64 (TSVGP_TEST_FLOAT32 is set)")
     need32 = pytest.mark.skip(reason="float32 session only (set TSVGP_TEST_FLOAT32=1)")
-    elsewhere = pytest.mark.skip(reason="TSVGP_TEST_ONCE=0: runs with another Python")
     for item in items:
         if not slow and item.get_closest_marker("slow") is not None:
             item.add_marker(too_slow)
-        if not ONCE and item.get_closest_marker("once") is not None:
-            item.add_marker(elsewhere)
         marker = item.get_closest_marker("float32")
         if FLOAT32 and marker is None:
             item.add_marker(need64)

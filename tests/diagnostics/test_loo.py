@@ -288,7 +288,6 @@ def refit_case(name):
 
 
 @pytest.mark.slow
-@pytest.mark.once
 @pytest.mark.parametrize("name", ["bernoulli", "poisson", "two GPs"])
 def test_loo_against_refits(name):
     model, likelihood, X, y = refit_case(name)

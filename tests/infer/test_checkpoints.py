@@ -568,7 +568,6 @@ for number in range(first, last):
 
 
 @pytest.mark.slow
-@pytest.mark.once
 @pytest.mark.timeout(600)
 def test_killed_runs_end_as_if_they_had_not_been(tmp_path):
     """Ten runs are killed at a random moment each, and resumed by another process.

@@ -155,7 +155,6 @@ def test_nuts_runs_on_the_density(fit):
 
 
 @pytest.mark.slow
-@pytest.mark.once
 def test_regression_agrees_with_nuts_on_the_marginal_likelihood(chains):
     ours = chains.get_samples()
     exact = sample(exact_regression, X, Y, method="sequential", seed=1).get_samples()
@@ -211,7 +210,6 @@ def test_weights_of_an_exact_posterior_are_equal(fit):
 
 
 @pytest.mark.slow
-@pytest.mark.once
 def test_chains_become_an_arviz_object_with_sites_made_anew(fit, chains):
     thinned = chains.get_samples(group_by_chain=True)
     data = to_arviz(jax.random.key(2), fit, mcmc=chains, predictions=NEW, prior=False)
@@ -389,7 +387,6 @@ def test_the_density_of_counts_has_the_published_moments(fitted_counts):
 
 
 @pytest.mark.slow
-@pytest.mark.once
 def test_nuts_on_counts_has_the_published_moments(fitted_counts):
     result, _ = fitted_counts
     collapsed = collapse(result.fit)
@@ -407,7 +404,6 @@ def test_nuts_on_counts_has_the_published_moments(fitted_counts):
 
 
 @pytest.mark.slow
-@pytest.mark.once
 def test_parallel_chains_do_not_hang():
     """Chains on two devices, in a process of their own that ends if they wait for each other."""
     code = """

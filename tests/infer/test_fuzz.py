@@ -281,7 +281,6 @@ def bounded(count: int):
 
 
 @pytest.mark.slow
-@pytest.mark.once
 @pytest.mark.parametrize("number", range(len(LIKELIHOODS)))
 def test_small_step_does_not_lower_the_bound(number):
     @seed(number)  # other draws for each likelihood, the same in each run
@@ -309,7 +308,6 @@ def test_exceptions_are_clear(flaw):
 
 
 @pytest.mark.slow
-@pytest.mark.once
 @pytest.mark.parametrize("flaw", FLAWS)
 def test_exceptions_are_clear_whatever_the_model_is(flaw):
     @seed(1)

@@ -498,7 +498,6 @@ def test_monte_carlo_elbo_of_numpyro_equals_the_bound():
 
 
 @pytest.mark.slow
-@pytest.mark.once
 @pytest.mark.parametrize("likelihood", ["Bernoulli", "Poisson"])
 def test_posterior_against_nuts_on_the_same_model(likelihood):
     """Mean and standard deviation of every f(x_i), hyperparameters fixed.
@@ -574,7 +573,6 @@ def banana_adam(banana):
 
 
 @pytest.mark.slow
-@pytest.mark.once
 def test_learned_inducing_inputs_do_not_upset_the_sites(banana_adam):
     """Sites made at the old inducing inputs must serve at the new ones, step after step."""
     losses = np.asarray(banana_adam[1].losses)
@@ -585,7 +583,6 @@ def test_learned_inducing_inputs_do_not_upset_the_sites(banana_adam):
 
 
 @pytest.mark.slow
-@pytest.mark.once
 def test_numpyro_adam_is_optax_adam(banana, banana_adam):
     ours = fit_banana(banana, numpyro.optim.Adam(0.05), 50)[1].losses
     assert ours[-1] < 0.7 * ours[0]
@@ -594,7 +591,6 @@ def test_numpyro_adam_is_optax_adam(banana, banana_adam):
 
 
 @pytest.mark.slow
-@pytest.mark.once
 def test_lbfgs_converges_in_a_handful_of_iterations(banana, banana_adam):
     adam = banana_adam[1].losses
     lbfgs = fit_banana(banana, optax.lbfgs(), 8, e_steps=5, m_steps=10)[1].losses
@@ -603,7 +599,6 @@ def test_lbfgs_converges_in_a_handful_of_iterations(banana, banana_adam):
 
 
 @pytest.mark.slow
-@pytest.mark.once
 def test_variational_hyperparameters(banana, banana_adam):
     """AutoNormal on the hyperparameters: medians near the MAP, with honest spread."""
     _, result = fit_banana(banana, optax.adam(0.05), 200, hyper_guide=AutoNormal)
@@ -627,7 +622,6 @@ def clustered_poisson(X, y=None):
 
 
 @pytest.mark.slow
-@pytest.mark.once
 @pytest.mark.float32
 @pytest.mark.parametrize("problem", ["banana", "clustered"])
 def test_single_precision_ends_where_double_does(banana, problem, request):

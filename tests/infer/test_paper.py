@@ -10,7 +10,7 @@ import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "paper"
 
-pytestmark = [pytest.mark.slow, pytest.mark.once]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

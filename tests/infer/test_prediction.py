@@ -175,7 +175,6 @@ def test_parallel_predictive_draws_the_same():
 
 
 @pytest.mark.slow
-@pytest.mark.once
 def test_variational_hyperparameters():
     """AutoNormal: draws of hyperparameters and function values go together."""
     guide, params = fit(hyper_guide=AutoNormal, steps=40)
@@ -287,7 +286,6 @@ def _factorisations(predictive, *args):
 
 
 @pytest.mark.slow
-@pytest.mark.once
 def test_a_thousand_draws_at_2000_inputs_factorise_once(monkeypatch, optimised):
     guide, params = fit()
     joint, calls = prediction.joint_of, []

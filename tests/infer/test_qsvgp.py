@@ -229,7 +229,6 @@ def fits(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.once
 def test_all_reach_the_same_optimum(fits):
     """Hyperparameters, inducing inputs and q are learned by three different routes."""
     _, reference = fits["t"]
@@ -261,7 +260,6 @@ def test_what_works_with_a_fit_works_with_this_one():
 
 
 @pytest.mark.slow
-@pytest.mark.once
 def test_minibatches_without_natural_gradients():
     """Steps on halves of the data end near the exact posterior of all of them."""
 

@@ -68,7 +68,6 @@ def _both_curvatures(model, X, y, m, steps):
 
 
 @pytest.mark.slow
-@pytest.mark.once
 def test_curvatures_agree_on_outliers(outliers):
     losses = _both_curvatures(student, *outliers, m=15, steps=100)
     # Both settle at 99.24; Adam leaves them within 0.01 of one another.
@@ -79,7 +78,6 @@ def test_curvatures_agree_on_outliers(outliers):
 
 
 @pytest.mark.slow
-@pytest.mark.once
 def test_curvatures_agree_on_two_gps(mcycle):
     X, y = mcycle.X[:, 0], mcycle.y
     X, y = (X - X.mean()) / X.std(), (y - y.mean()) / y.std()

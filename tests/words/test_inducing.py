@@ -9,8 +9,6 @@ import pytest
 
 from numpyro_tsvgp import inducing, kernels
 
-pytestmark = pytest.mark.once
-
 KEY = jax.random.key(0)
 CENTRES = np.array([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0], [10.0, 10.0], [30.0, 5.0]])
 
