@@ -19,7 +19,7 @@ from numpyro_tsvgp.gaussian.process import Process
 from numpyro_tsvgp.gaussian.quadrature import Marginals
 from numpyro_tsvgp.gaussian.whitened import PointSites
 
-__all__ = ["Approximation", "AtData", "Carry", "Joint", "Local", "Noise"]
+__all__ = ["Approximation", "AtData", "Carry", "Joint", "Local", "Noise", "Ready"]
 
 
 class Local(NamedTuple):
@@ -136,6 +136,43 @@ class AtData(Protocol):
         ...
 
 
+class Ready(Protocol):
+    """A posterior of which all is computed that does not depend on new inputs: a pytree.
+
+    Its methods take the prior at the inputs to predict at and factorise nothing.
+    """
+
+    def marginals(self, process: Process) -> Local:
+        """The posterior at the inputs of ``process``, in bounded memory."""
+        ...
+
+    def means(self, process: Process) -> Array:
+        """Its mean alone, about the prior mean, ``(functions, n)``, which may be cheaper."""
+        ...
+
+    @property
+    def inducing(self) -> Array:
+        """The inputs whose function values carry what data say of f."""
+        ...
+
+    def weights(self, noise: Array, values: Array) -> Array:
+        r"""What makes draws of the posterior of draws of the prior, without their means.
+
+        .. math:: f(x) = f_0(x) + k(x, Z) \, a, \qquad a = a(\varepsilon, f_0(Z))
+
+        Args:
+          noise: standard normal numbers :math:`\varepsilon`, ``(..., functions, m)``.
+          values: the draws :math:`f_0(Z)` of the prior at :attr:`inducing`, of that shape.
+
+        Returns:
+          The weights a, of that shape.
+
+        Raises:
+          ValueError: in words, where the posterior is not about function values at some inputs.
+        """
+        ...
+
+
 class Approximation(Protocol):
     """A Gaussian posterior of the latent functions of one GP: a frozen dataclass and a pytree.
 
@@ -189,6 +226,10 @@ class Approximation(Protocol):
 
     def marginals(self, process: Process) -> Local:
         """The posterior at the inputs of ``process``, in bounded memory."""
+        ...
+
+    def ready(self, process: Process) -> Ready:
+        """The posterior with all computed that the inputs of ``process`` do not enter."""
         ...
 
     def marginals_at_data(self, process: Process) -> Local:

@@ -19,7 +19,7 @@ from jax import Array
 
 from numpyro_tsvgp.gaussian import whitened
 from numpyro_tsvgp.gaussian.approximation import Approximation, Local, Noise
-from numpyro_tsvgp.gaussian.features import Features, Prior, features_at, prior_at
+from numpyro_tsvgp.gaussian.features import Features, Prior, features_at, means_of, prior_at
 from numpyro_tsvgp.gaussian.linalg import cholesky_and_inverse, cholesky_of_residual
 from numpyro_tsvgp.gaussian.process import Process
 from numpyro_tsvgp.gaussian.quadrature import Marginals
@@ -28,7 +28,14 @@ from numpyro_tsvgp.gaussian.whitened import Posterior, Sums
 
 _T = TypeVar("_T")
 
-__all__ = ["InducingAtData", "InducingJoint", "InducingValues", "approximation", "local_of"]
+__all__ = [
+    "InducingAtData",
+    "InducingJoint",
+    "InducingReady",
+    "InducingValues",
+    "approximation",
+    "local_of",
+]
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
@@ -86,6 +93,43 @@ class InducingJoint(NamedTuple):
         return -0.5 * (z**2).sum(-1) - half_log_det - constant
 
 
+@approximation
+class InducingReady:
+    r"""A posterior by inducing values, ready to predict at any inputs.
+
+    A mean is :math:`k(x, Z) \, L^{-\top} B^{-1} \xi`, m products; a variance takes products with two
+    triangular matrices, :math:`m^2`.
+
+    Attributes:
+      inducing: inducing inputs Z, ``(m, d)`` or ``(m,)``.
+      prior: the factorised prior there.
+      posterior: the whitened posterior of the inducing values.
+      mean_weights: weights of the kernel in the posterior mean, ``(p, m)``.
+    """
+
+    inducing: Array
+    prior: Prior
+    posterior: Posterior
+    mean_weights: Array
+
+    def marginals(self, process: Process) -> Local:
+        def at(X: Array) -> Local:
+            return local_of(self.posterior, features_at(process, self.inducing, X, self.prior))
+
+        return map_rows(at, process.X, numbers_per_row=math.prod(self.mean_weights.shape))
+
+    def means(self, process: Process) -> Array:
+        def at(X: Array) -> Array:
+            return means_of(self.mean_weights, process.kernel(X, self.inducing))
+
+        return map_rows(at, process.X, numbers_per_row=math.prod(self.mean_weights.shape))
+
+    def weights(self, noise: Array, values: Array) -> Array:
+        drawn = jnp.einsum("pij,...pi->...pj", self.posterior.inverse, noise)
+        whitened_values = self.posterior.mean + drawn - _apply(self.prior.inverse, values)
+        return _apply(self.prior.inverse.mT, whitened_values)
+
+
 def _apply(matrices: Array, vectors: Array) -> Array:
     """``matrix @ vector`` for each function; one product when they share the matrix."""
     if matrices.shape[0] == 1:
@@ -136,14 +180,14 @@ class InducingValues:
     def input_columns(self) -> int:
         return 1 if self.inducing.ndim == 1 else self.inducing.shape[1]
 
-    def marginals(self, process: Process) -> Local:
+    def ready(self, process: Process) -> InducingReady:
         prior = self.prior(process)
         q = self.posterior(process, prior)
+        weights = _apply(prior.inverse.mT, q.mean)
+        return InducingReady(self.inducing, prior, q, weights)
 
-        def at(X: Array) -> Local:
-            return local_of(q, features_at(process, self.inducing, X, prior))
-
-        return map_rows(at, process.X, numbers_per_row=math.prod(q.mean.shape))
+    def marginals(self, process: Process) -> Local:
+        return self.ready(process).marginals(process)
 
     def marginals_at_data(self, process: Process) -> Local:
         return self.marginals(process)
