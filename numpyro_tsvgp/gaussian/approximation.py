@@ -220,6 +220,53 @@ class Approximation(Protocol):
         """At the training inputs for one first derivative, which may be had more cheaply."""
         ...
 
+    def at_new_data(self, process: Process) -> AtData:
+        """At inputs of data points that it has not seen.
+
+        ``start()`` is what earlier data said, ``posterior`` and ``local`` are at the new points
+        alone, ``carry.add(sites, at.features)`` adds sites of theirs, and ``keep(carry)`` is the
+        approximation with them in it.
+        """
+        ...
+
+    def without_points(self, process: Process, sites: PointSites) -> Self:
+        """The approximation without some of its data points.
+
+        Args:
+          process: the prior at them.
+          sites: what they contributed, about the function without its mean.
+
+        Raises:
+          ValueError: if what is kept shows that they are not there.
+        """
+        ...
+
+    def with_inducing(self, process: Process, inducing: Array, prior_mean: Array) -> Self:
+        """The approximation by the values of f at other inducing inputs.
+
+        Args:
+          process: the prior.
+          inducing: the new inducing inputs, any number of them.
+          prior_mean: the prior mean there.
+
+        Raises:
+          ValueError: if it has no inducing inputs.
+        """
+        ...
+
+    def covariance(self, one: Process, other: Process) -> Array:
+        """The posterior covariance that sites of new points would act through.
+
+        Args:
+          one: the prior at some inputs.
+          other: the prior at some other inputs.
+
+        Returns:
+          Covariances of shape ``(functions, n1, n2)``. With them one can add points to the
+          posterior at other inputs and leave the approximation as it is.
+        """
+        ...
+
     def synced(self, process: Process) -> Self:
         """The same after hyperparameters moved the training inputs or the mean there."""
         ...

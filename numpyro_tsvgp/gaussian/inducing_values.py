@@ -8,6 +8,7 @@ at any inputs follow from that here.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -20,15 +21,21 @@ from jax import Array
 from numpyro_tsvgp.gaussian import whitened
 from numpyro_tsvgp.gaussian.approximation import Approximation, Local, Noise
 from numpyro_tsvgp.gaussian.features import Features, Prior, features_at, means_of, prior_at
-from numpyro_tsvgp.gaussian.linalg import cholesky_and_inverse, cholesky_of_residual
+from numpyro_tsvgp.gaussian.linalg import (
+    add_jitter,
+    cholesky_and_inverse,
+    cholesky_of_residual,
+    congruence,
+)
 from numpyro_tsvgp.gaussian.process import Process
 from numpyro_tsvgp.gaussian.quadrature import Marginals
 from numpyro_tsvgp.gaussian.rows import map_rows
-from numpyro_tsvgp.gaussian.whitened import Posterior, Sums
+from numpyro_tsvgp.gaussian.whitened import PointSites, Posterior, Sums
 
 _T = TypeVar("_T")
 
 __all__ = [
+    "NOT_THERE",
     "InducingAtData",
     "InducingJoint",
     "InducingReady",
@@ -36,6 +43,12 @@ __all__ = [
     "approximation",
     "local_of",
 ]
+
+NOT_THERE = (
+    "These data points are not in the fit, so they cannot be taken out: without them less than "
+    "nothing would be left of what it has seen there. Pass rows that it was fitted to or "
+    "conditioned on."
+)
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
@@ -164,6 +177,46 @@ class InducingValues:
     def at_data_for_gradient(self, process: Process) -> Any:
         return self.at_data(process)
 
+    def at_new_data(self, process: Process) -> Any:
+        return self.at_data(process)  # sums over sites do not know which data they are of
+
+    def without_points(self, process: Process, sites: PointSites) -> Self:
+        kept, remains = _without(self, process, sites)
+        if not remains:
+            raise ValueError(NOT_THERE)
+        return kept
+
+    def remains(self, carry: Any, posterior: Any, taken: PointSites, at: Any) -> Array:
+        """Whether what is left without some points can be the sum of other points' sites."""
+        del carry, taken, at
+        return jnp.isfinite(posterior.mean).all()
+
+    def with_inducing(self, process: Process, inducing: Array, prior_mean: Array) -> Self:
+        old, new = self.prior(process), prior_at(process, inducing)
+        move = _transport(process, self.inducing, inducing, old, new)
+        xi, gram = self.sums(process, old)
+        rows = "kij,pi->pj" if move.shape[0] == 1 else "pij,pi->pj"
+        sums = Sums(jnp.einsum(rows, move, xi), congruence(gram, move))
+        there = dataclasses.replace(self, inducing=inducing)  # type: ignore[type-var]
+        return there.remade(sums, self.process_there(process, prior_mean), new)
+
+    def process_there(self, process: Process, prior_mean: Array) -> Process:
+        """The prior with its mean at other inducing inputs, as :meth:`remade` wants it."""
+        return dataclasses.replace(process, means=prior_mean)
+
+    def remade(self, carry: Any, process: Process, prior: Prior) -> Self:
+        """The approximation that a carry in the coordinates of ``prior`` stands for."""
+        raise NotImplementedError
+
+    def covariance(self, one: Process, other: Process) -> Array:
+        prior = self.prior(one)
+        q = self.posterior(one, prior)
+
+        def root(process: Process) -> Array:
+            return features_at(process, self.inducing, process.X, prior).w @ q.inverse.mT
+
+        return root(one) @ root(other).mT
+
     def synced(self, process: Process) -> Self:
         del process  # nothing is kept that moves with hyperparameters
         return self
@@ -256,6 +309,31 @@ class InducingValues:
         q = self.posterior(process, prior)
         w = features_at(process, self.inducing, process.X, prior).w
         return w @ (prior.chol @ q.inverse.mT @ q.inverse).mT
+
+
+@jax.jit
+def _without(kept: Any, process: Process, sites: PointSites) -> tuple[Any, Array]:
+    """An approximation without points, and whether what is left makes sense."""
+    at = kept.at_new_data(process)
+    taken = PointSites(-sites.linear, -sites.quadratic)
+    carry = at.start().add(taken, at.features)
+    remains = kept.remains(carry, at.posterior(carry), sites, at.features)
+    return at.keep(carry), remains
+
+
+def _transport(process: Process, Z0: Array, Z: Array, old: Prior, new: Prior) -> Array:
+    r"""The matrix :math:`T = L_0^{-1} K_{Z_0 Z} L^{-\top}`, shape ``(k, m0, m)``.
+
+    Jitter and noise of the kernel belong to an inducing value. One that stays where it is keeps
+    them, so that nothing is lost where all of the old inducing inputs are among the new.
+    """
+    kernel = process.kernel
+    rows = (Z0[:, None], Z[:, None]) if Z.ndim == 1 else (Z0, Z)
+    same = (rows[0][:, None, :] == rows[1][None, :, :]).all(-1)
+    whole = add_jitter(kernel(Z, Z), process.jitter)
+    cross = kernel(jnp.copy(Z0), Z)
+    cross = jnp.where(same.any(-1)[:, None], same.astype(whole.dtype) @ whole, cross)
+    return old.inverse @ cross @ new.inverse.mT
 
 
 @partial(jax.tree_util.register_dataclass)

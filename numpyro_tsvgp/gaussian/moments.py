@@ -29,12 +29,12 @@ Shapes are those of :mod:`numpyro_tsvgp.gaussian.features`.
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_tsvgp.gaussian.features import Prior, features_at
+from numpyro_tsvgp.gaussian.features import Features, Prior, features_at
 from numpyro_tsvgp.gaussian.inducing_values import (
     InducingAtData,
     InducingValues,
@@ -42,7 +42,7 @@ from numpyro_tsvgp.gaussian.inducing_values import (
 )
 from numpyro_tsvgp.gaussian.linalg import cholesky_and_inverse, triangular_inverse
 from numpyro_tsvgp.gaussian.process import Process
-from numpyro_tsvgp.gaussian.whitened import Posterior, Sums
+from numpyro_tsvgp.gaussian.whitened import PointSites, Posterior, Sums
 
 __all__ = ["Moments", "WhitenedMoments"]
 
@@ -72,6 +72,9 @@ class _Moments(InducingValues):
         prior = self.prior(process)
         at = features_at(process, self.inducing, process.X, prior)
         return InducingAtData(self, process, prior, at)
+
+    def remains(self, carry: Sums, posterior: Any, taken: PointSites, at: Features) -> Array:
+        return jnp.isfinite(posterior.mean).all() & carry.can_be_left(taken, at)
 
     def without_data(self) -> WhitenedMoments:
         identity = jnp.eye(self.loc.shape[-1], dtype=self.loc.dtype)

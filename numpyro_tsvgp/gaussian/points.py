@@ -26,6 +26,7 @@ from numpyro_tsvgp.gaussian import whitened
 from numpyro_tsvgp.gaussian.approximation import Local
 from numpyro_tsvgp.gaussian.features import Features, Prior, at_inducing, features_at
 from numpyro_tsvgp.gaussian.inducing_values import (
+    NOT_THERE,
     InducingAtData,
     InducingValues,
     approximation,
@@ -54,6 +55,25 @@ class PointCarry(NamedTuple):
             (1 - rate) * self.linear + rate * sites.linear,
             (1 - rate) * self.quadratic + rate * sites.quadratic,
         )
+
+
+class NewCarry(NamedTuple):
+    """Sites of new points, about the function without its mean, and the sums of earlier ones."""
+
+    linear: Array
+    quadratic: Array
+    earlier: Sums
+
+    def add(self, sites: PointSites, at: Any) -> NewCarry:
+        del at
+        return self._replace(
+            linear=self.linear + sites.linear, quadratic=self.quadratic + sites.quadratic
+        )
+
+    def blend(self, sites: PointSites, at: Any, rate: Any) -> NewCarry:
+        """A step of the new points alone."""
+        new = PointCarry(self.linear, self.quadratic).blend(sites, at, rate)
+        return self._replace(linear=new.linear, quadratic=new.quadratic)
 
 
 class _PointSites(InducingValues):
@@ -107,6 +127,52 @@ class _PointSites(InducingValues):
         at = here.training_features(process, prior, process.X)
         return PointsAtData(here, process, prior, at)
 
+    def at_new_data(self, process: Process) -> NewPointsAtData:
+        n = self.linear.shape[-1]
+        here = self.appended(process)
+        prior = here.prior(process)
+        at = here.training_features(process, prior, here.inputs)
+        old, new = (Features(*(x[:, rows] for x in at)) for rows in (slice(n), slice(n, None)))
+        earlier = sum_sites(PointSites(*self.centred(process.means)), old)
+        return NewPointsAtData(here, process, prior, new, earlier)
+
+    def appended(self, process: Process) -> Self:
+        """The same with sites of zero at new inputs after its own."""
+        p = self.linear.shape[0]
+        zero = jnp.zeros((p, process.rows), self.linear.dtype)
+        k = max(self.prior_mean.shape[0], process.means.shape[0], process.loc.shape[0])
+        n = self.linear.shape[-1]
+        means = jnp.broadcast_to(process.means, (k, n))
+        return dataclasses.replace(  # type: ignore[type-var]
+            self,
+            linear=jnp.concatenate([self.linear, zero], -1),
+            quadratic=jnp.concatenate([self.quadratic, zero], -1),
+            inputs=jnp.concatenate([self.inputs, process.X]),
+            prior_mean=jnp.concatenate(
+                [means, jnp.broadcast_to(process.loc, (k, process.rows))], -1
+            ),
+        )
+
+    def without_points(self, process: Process, sites: PointSites) -> Self:
+        """The same without rows, of those at the same inputs the ones with the nearest sites."""
+        inputs = np.asarray(self.inputs).reshape(len(self.inputs), -1)
+        own = np.concatenate([np.asarray(self.linear), np.asarray(self.quadratic)])
+        linear = np.asarray(sites.linear + sites.quadratic * process.loc)
+        theirs = np.concatenate([linear, np.asarray(sites.quadratic)])
+        stays = np.ones(len(inputs), bool)
+        for x, site in zip(np.asarray(process.X).reshape(process.rows, -1), theirs.T, strict=True):
+            rows = np.flatnonzero(stays & (inputs == x).all(-1))
+            if not len(rows):
+                raise ValueError(NOT_THERE)
+            stays[rows[np.abs(own[:, rows] - site[:, None]).sum(0).argmin()]] = False
+        return dataclasses.replace(  # type: ignore[type-var]
+            self,
+            linear=self.linear[:, stays],
+            quadratic=self.quadratic[:, stays],
+            inputs=self.inputs[stays],
+            prior_mean=self.prior_mean[:, stays],
+        )
+
     def without_data(self) -> Self:
         zero = jnp.zeros_like(self.linear)
         return dataclasses.replace(self, linear=zero, quadratic=zero)  # type: ignore[type-var]
@@ -129,6 +195,10 @@ class Points(_PointSites):
     inputs: Array
     prior_mean: Array
     inducing: Array
+
+    def with_inducing(self, process: Process, inducing: Array, prior_mean: Array) -> Self:
+        del process, prior_mean  # sites are about f at the data, wherever inducing inputs are
+        return dataclasses.replace(self, inducing=inducing)
 
 
 @approximation
@@ -156,6 +226,23 @@ class FullPoints(_PointSites):
     def training_features(self, process: Process, prior: Prior, X: Array) -> Features:
         return at_inducing(prior)
 
+    def with_inducing(self, process: Process, inducing: Array, prior_mean: Array) -> Self:
+        raise ValueError(
+            "This GP has no inducing inputs that could be moved: it was fitted with inducing=None, "
+            "where every data point is its own."
+        )
+
+    def covariance(self, one: Process, other: Process) -> Array:
+        prior = self.prior(one)
+
+        def features(process: Process) -> Array:
+            return features_at(process, self.inputs, process.X, prior).w
+
+        # A new point becomes an inducing input: sites there act on all of its variance.
+        X = other.X if one is other else jnp.copy(other.X)  # noise of a kernel is a point's own
+        rest = one.kernel(one.X, X) - features(one) @ features(other).mT
+        return rest + super().covariance(one, other)
+
     def marginals_at_data(self, process: Process) -> Local:
         here = self.synced(process)
         prior = here.prior(process)
@@ -175,6 +262,49 @@ class PointsAtData(InducingAtData):
 
     def fresh_bound(self, kept: Any) -> tuple[Marginals, Array]:
         q = self.posterior(kept.centred(self.process.loc))
+        return whitened.marginals(q, self.features), whitened.kl_divergence(q)
+
+
+@partial(jax.tree_util.register_dataclass)
+@dataclasses.dataclass(frozen=True)
+class NewPointsAtData(InducingAtData):
+    """Point sites at inputs of new data points, which come after those that they have.
+
+    Attributes:
+      kept: the point sites, with sites of zero at the new points.
+      process: the prior at the new points.
+      prior: the factorised prior of the inducing values.
+      features: of the new points.
+      earlier: the sums over the sites of earlier points.
+    """
+
+    earlier: Sums
+
+    def start(self) -> NewCarry:
+        zero = jnp.zeros((self.kept.linear.shape[0], self.process.rows), self.kept.linear.dtype)
+        return NewCarry(zero, zero, self.earlier)
+
+    def posterior(self, carry: NewCarry) -> Posterior:
+        sites = PointSites(carry.linear, carry.quadratic)
+        return whitened.posterior(carry.earlier.add(sites, self.features))
+
+    def keep(self, carry: NewCarry) -> Any:
+        n = self.kept.linear.shape[-1] - self.process.rows
+        linear = carry.linear + carry.quadratic * self.process.loc
+        return dataclasses.replace(
+            self.kept,
+            linear=jnp.concatenate([self.kept.linear[:, :n], linear], -1),
+            quadratic=jnp.concatenate([self.kept.quadratic[:, :n], carry.quadratic], -1),
+        )
+
+    def bound(self) -> tuple[Marginals, Array]:
+        return self.fresh_bound(self.kept)
+
+    def fresh_bound(self, kept: Any) -> tuple[Marginals, Array]:
+        k = self.process.rows
+        linear, quadratic = kept.linear[:, -k:], kept.quadratic[:, -k:]
+        new = NewCarry(linear - quadratic * self.process.loc, quadratic, self.earlier)
+        q = self.posterior(new)
         return whitened.marginals(q, self.features), whitened.kl_divergence(q)
 
 

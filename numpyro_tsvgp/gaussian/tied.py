@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from numpyro_tsvgp.gaussian.features import Prior, features_at
+from numpyro_tsvgp.gaussian.features import Features, Prior, features_at
 from numpyro_tsvgp.gaussian.fixed_coordinates import FreeAtData, MovingAtData
 from numpyro_tsvgp.gaussian.inducing_values import (
     InducingAtData,
@@ -42,7 +42,7 @@ from numpyro_tsvgp.gaussian.inducing_values import (
 )
 from numpyro_tsvgp.gaussian.linalg import congruence
 from numpyro_tsvgp.gaussian.process import Process
-from numpyro_tsvgp.gaussian.whitened import Sums
+from numpyro_tsvgp.gaussian.whitened import PointSites, Sums
 
 __all__ = ["MovingTied", "Tied", "initial_tied"]
 
@@ -107,6 +107,9 @@ class Tied(InducingValues):
     def at_data_for_gradient(self, process: Process) -> FreeAtData:
         return FreeAtData.of(self, process)
 
+    def remains(self, carry: Sums, posterior: Any, taken: PointSites, at: Features) -> Array:
+        return jnp.isfinite(posterior.mean).all() & carry.can_be_left(taken, at)
+
     def without_data(self) -> Self:
         zero = jnp.zeros_like(self.linear), jnp.zeros_like(self.quadratic)
         return dataclasses.replace(self, linear=zero[0], quadratic=zero[1])
@@ -153,6 +156,12 @@ class MovingTied(Tied):
         new = super().remade(sums, process, prior)
         here = process.means[..., self.prior_mean.shape[-1] :]
         return dataclasses.replace(new, prior_mean=here, anchor=self.inducing)
+
+    def process_there(self, process: Process, prior_mean: Array) -> Process:
+        here = process.means[..., : self.prior_mean.shape[-1]]
+        k = max(here.shape[0], prior_mean.shape[0])
+        both = (jnp.broadcast_to(x, (k, x.shape[-1])) for x in (here, prior_mean))
+        return dataclasses.replace(process, means=jnp.concatenate(list(both), -1))
 
     def at_data_for_gradient(self, process: Process) -> MovingAtData:
         return MovingAtData.of(self, process)

@@ -29,7 +29,7 @@ from numpyro_tsvgp.gaussian.features import (
     sum_linear,
     sum_quadratic,
 )
-from numpyro_tsvgp.gaussian.linalg import cholesky_and_inverse
+from numpyro_tsvgp.gaussian.linalg import cholesky, cholesky_and_inverse
 from numpyro_tsvgp.gaussian.quadrature import Marginals, SiteGradients
 
 __all__ = [
@@ -73,6 +73,19 @@ class Sums(NamedTuple):
         """
         new = sum_sites(sites, at)
         return Sums((1 - rate) * self.xi + rate * new.xi, (1 - rate) * self.gram + rate * new.gram)
+
+    def can_be_left(self, taken: PointSites, at: Features) -> Array:
+        r"""Whether these sums can be what is left after sites of some points were taken away.
+
+        The sums of other points have a positive semi-definite :math:`G`. Sites that are not
+        Gaussian may have moved a little since they were added, so a tenth of the largest of them is
+        allowed for, and rounding.
+        """
+        largest = jnp.abs(taken.quadratic * (at.w**2).sum(-1)).max(initial=0.0)
+        size = jnp.abs(jnp.diagonal(self.gram, axis1=-2, axis2=-1)).max()
+        slack = 0.1 * largest + 1e3 * jnp.finfo(self.gram.dtype).eps * (1 + size)
+        identity = jnp.eye(self.gram.shape[-1], dtype=self.gram.dtype)
+        return jnp.isfinite(cholesky(self.gram + slack * identity)).all()
 
     def riemannian(self, gradients: SiteGradients, q: Posterior, at: Features, rate: Any) -> Sums:
         r"""The sums after a step whose precision is positive definite, whatever beta is.
