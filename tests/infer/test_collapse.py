@@ -128,6 +128,7 @@ def chains(fit):
     return sample(collapse(fit), X, Y)
 
 
+@pytest.mark.slow  # an example in the docstring of collapse does it in the fast tier
 def test_nuts_runs_on_the_density(fit):
     """A few draws, for what follows from them: those below are many."""
     start = {"lengthscale": 0.8, "noise": 0.3}

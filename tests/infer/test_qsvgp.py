@@ -110,6 +110,7 @@ def drivers(model, optim=None, **options):
     }
 
 
+@pytest.mark.slow
 def test_e_steps_are_natural_gradients_and_the_same_in_all_parameterizations(moments):
     """One step from an arbitrary q, against automatic differentiation in expectation parameters.
 
