@@ -3,6 +3,7 @@
 import dataclasses
 from functools import cache
 
+import canonical
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,12 +17,8 @@ from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
 from numpyro_tsvgp.model import checks
 from numpyro_tsvgp.model.coupling import Couplings
 
-N = 24
-RNG = np.random.RandomState(0)
-X = np.sort(RNG.rand(N))
-TRUTH = np.sin(6.0 * X)
-Y = TRUTH + 0.3 * RNG.randn(N)
-LABELS = (RNG.rand(N) < 0.5 + 0.4 * TRUTH).astype(int)
+X, N = canonical.X, canonical.N
+Y, LABELS = canonical.CANONICAL["regression"].y, canonical.CANONICAL["labels"].y
 KEYS = [jax.random.key(i) for i in range(10)]
 
 
@@ -34,18 +31,9 @@ def observe(X, distribution, y):
         numpyro.sample("y", distribution, obs=y)
 
 
-def heteroscedastic(X, y=None):
-    f, g = latent(X), latent(X, "g", mean=-1.0)
-    observe(X, dist.Normal(f, jnp.exp(g)), y)
-
-
 def product(X, y=None):
     f, g = latent(X, mean=1.0), latent(X, "g")
     observe(X, dist.Normal(f * g, 0.15), y)
-
-
-def classes(X, y=None):
-    observe(X, dist.Bernoulli(logits=3.0 * latent(X)), y)
 
 
 def cumulative(X, y=None):
@@ -79,12 +67,14 @@ def said(fit, key=KEYS[0]):
 
 
 @cache
-def honest(model):
+def honest(name):
     """A fit that has converged."""
-    if model is intercept:
+    if name == "intercept":
         optim = optax.adam(optax.exponential_decay(0.1, 400, 0.05))
         return fit(intercept, Y + 2.0, steps=400, optim=optim, hyper_guide=AutoNormal, site_lr=1.0)
-    return fit(classes, LABELS) if model is classes else fit(model, site_lr=0.2, steps=150)
+    if name == "product":
+        return fit(product, site_lr=0.2, steps=150)
+    return canonical.result(name).fit
 
 
 # ---- what the quadrature misses --------------------------------------------------------------
@@ -100,9 +90,9 @@ def with_one_coordinate(fit):
     )
 
 
-@pytest.mark.parametrize("model", [heteroscedastic, pytest.param(product, marks=pytest.mark.slow)])
-def test_functions_that_meet_unseen(model):
-    right = honest(model)
+@pytest.mark.parametrize("name", ["spread", pytest.param("product", marks=pytest.mark.slow)])
+def test_functions_that_meet_unseen(name):
+    right = honest(name)
     assert right.structure.dim == 2
     assert right.audit(KEYS[0]).concerns == []
     assert DISAGREES in said(with_one_coordinate(right))
@@ -121,7 +111,7 @@ def test_a_likelihood_that_is_no_sum_over_points(model, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The fit has diverged")  # which is telling, too
-@pytest.mark.parametrize("model", [heteroscedastic, product])
+@pytest.mark.parametrize("model", [canonical.spread, product])
 def test_functions_that_meet_unseen_by_the_fit_itself(model, monkeypatch):
     forced = Couplings({"f": np.zeros(1, int), "g": np.zeros(1, int)}, 1, True)
     monkeypatch.setattr(checks, "couplings", lambda *args: forced)
@@ -139,14 +129,15 @@ def test_too_few_nodes():
 
 
 def test_sites_that_have_not_converged():
-    assert "the sites have not converged" in said(fit(classes, LABELS, steps=1, site_lr=0.05))
-    assert honest(classes).audit(KEYS[0]).concerns == []
+    start = fit(canonical.counts, canonical.CANONICAL["counts"].y, steps=1, site_lr=0.05)
+    assert "the sites have not converged" in said(start)
+    assert honest("counts").audit(KEYS[0]).concerns == []
 
 
 def narrowed(factor):
-    params = honest(intercept).params
+    params = honest("intercept").params
     narrower = {**params, "b_auto_scale": params["b_auto_scale"] / factor}
-    return dataclasses.replace(honest(intercept), params=narrower)
+    return dataclasses.replace(honest("intercept"), params=narrower)
 
 
 def test_hyperparameters_that_are_too_sure():
@@ -161,10 +152,10 @@ def test_hyperparameters_that_are_too_sure():
 # ---- honest fits -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", [classes, heteroscedastic, intercept])
-def test_honest_fits_are_left_alone(model):
+@pytest.mark.parametrize("name", ["labels", "spread", "intercept"])
+def test_honest_fits_are_left_alone(name):
     for key in KEYS:
-        report = honest(model).audit(key)
+        report = honest(name).audit(key)
         assert report.concerns == [], str(report)
         assert str(report).endswith("nothing to worry about")
 
@@ -172,10 +163,7 @@ def test_honest_fits_are_left_alone(model):
 def test_draws_are_of_the_guide():
     """The expectation by draws is that of a Gaussian likelihood in closed form."""
 
-    def model(X, y=None):
-        observe(X, dist.Normal(latent(X), 0.3), y)
-
-    found = fit(model, steps=2, site_lr=1.0)
+    found = honest("regression")
     report = found.audit(KEYS[0], num_draws=4096)
     mean, variance = found.marginals()["f"]
     each = -0.5 * np.log(2 * np.pi * 0.09) - 0.5 * ((Y - mean) ** 2 + variance) / 0.09
@@ -188,6 +176,7 @@ def test_draws_are_of_the_guide():
 
 
 def test_a_run_says_what_its_audit_found():
-    svi = TSVGP(classes, AutoDualGaussian(classes), None, site_lr=0.05)
+    svi = TSVGP(canonical.counts, AutoDualGaussian(canonical.counts), None, site_lr=0.05)
     with pytest.warns(UserWarning, match=r"Audit of the fit: One more E-step would change"):
-        svi.run(jax.random.key(0), 1, X, LABELS, progress_bar=False, audit=True)
+        y = canonical.CANONICAL["counts"].y
+        svi.run(jax.random.key(0), 1, X, y, progress_bar=False, audit=True)
