@@ -39,3 +39,8 @@ def save(figure: Any, to: Path) -> None:
 def elpd(score: Any) -> float:
     """The leave-one-out score in what ``loo`` returns, under ArviZ 0.x and 1.x."""
     return float(score.elpd if hasattr(score, "elpd") else score.elpd_loo)
+
+
+def effective_parameters(score: Any) -> float:
+    """The effective number of parameters in what ``loo`` returns, under ArviZ 0.x and 1.x."""
+    return float(score.p if hasattr(score, "elpd") else score.p_loo)
