@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from jax import Array, lax
-from numpyro.util import find_stack_level
 
 from numpyro_tsvgp.diagnostics import compat
 from numpyro_tsvgp.diagnostics.draws import Draws, draw, prior_hyperparameters
 from numpyro_tsvgp.diagnostics.labels import Shape, shape_of
+from numpyro_tsvgp.gaussian.caller import stack_level
 from numpyro_tsvgp.gaussian.linalg import blas_threads
 from numpyro_tsvgp.infer.collapse import collapsed_of, evidence_of
 from numpyro_tsvgp.infer.fit import Fit, check_fit
@@ -160,7 +160,7 @@ def to_arviz(
             warnings.warn(
                 "A prior of the model cannot be sampled, so the groups prior and "
                 "prior_predictive are left out.",
-                stacklevel=find_stack_level(),
+                stacklevel=stack_level(),
             )
         else:
             named = here.named(1)

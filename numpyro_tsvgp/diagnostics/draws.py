@@ -19,6 +19,7 @@ from numpyro_tsvgp.infer.importance import standard_normals
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.likelihood import data_sites, pointwise_log_prob
 from numpyro_tsvgp.model.read import read, run_with
+from numpyro_tsvgp.model.wrapped import can_be_sampled
 
 __all__ = ["Draws", "draw", "prior_hyperparameters"]
 
@@ -51,7 +52,13 @@ def prior_hyperparameters(fit: Fit, key: Array, num: int) -> dict[str, Array]:
 
     Returns:
       Draws by site.
+
+    Raises:
+      NotImplementedError: if a prior cannot be drawn from.
     """
+    trace = fit.read().trace
+    if not all(can_be_sampled(trace[name]["fn"]) for name in fit.structure.above):
+        raise NotImplementedError("A prior of the model cannot be sampled.")
 
     def one(key: Array) -> dict[str, Array]:
         trace = read(fit.model, fit.data, values=fit.params, key=key).trace
@@ -205,7 +212,8 @@ def _follow(
             k = jax.random.fold_in(key_data, len(out["predictive"])) if len(data) > 1 else key_data
             with suppress(NotImplementedError):  # a density one cannot draw from
                 out["predictive"][name] = site["fn"].sample(k)
-        elif not site["is_observed"]:  # data left open, to predict or to impute
+        elif not site["is_observed"] and can_be_sampled(site["fn"]):
+            # Data left open, to predict or to impute.
             out["predictive"][name] = site["value"]
     if settings.log_likelihood:
         out["log_likelihood"] = {name: pointwise_log_prob(site) for name, site in data.items()}

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from jax import Array, lax
-from numpyro.util import find_stack_level
 
 from numpyro_tsvgp.diagnostics import cavities, compat
 from numpyro_tsvgp.diagnostics.cavities import AtPoints, Frame
+from numpyro_tsvgp.gaussian.caller import stack_level
 from numpyro_tsvgp.gaussian.linalg import blas_threads
 from numpyro_tsvgp.infer.collapse import Collapsed, collapsed_of
 from numpyro_tsvgp.infer.fit import Fit, check_fit
@@ -137,7 +137,7 @@ def loo(
             f"posterior precision at their own inputs (rows {', '.join(map(str, worst))}"
             f"{', ...' if int(flagged.sum()) > 5 else ''}). Their leave-one-out densities are "
             "extrapolations. Unless the likelihood is Gaussian, check them with refine=3.",
-            stacklevel=find_stack_level(),
+            stacklevel=stack_level(),
         )
     if draws is not None:
         log_predictive = named(without[None], "chain", "draw")

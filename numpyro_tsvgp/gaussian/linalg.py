@@ -14,6 +14,7 @@ particular no derivative calls LAPACK again.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -276,13 +277,44 @@ def cholesky_of_residual(matrix: Array, scale: Array, jitter: Any = None) -> Arr
 # ---- BLAS threads ----------------------------------------------------------------------------
 
 
+class _OneThread:
+    """Gives BLAS one thread from the first block that enters to the last one that leaves.
+
+    Blocks of several threads overlap: each restoring what it found, the last one to leave would
+    restore the single thread that the first had set.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._limits: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                from threadpoolctl import threadpool_limits
+
+                self._limits = threadpool_limits(limits=1, user_api="blas")
+            self._inside += 1
+
+    def __exit__(self, *error: Any) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._limits.restore_original_limits()
+
+
+_one_thread = _OneThread()
+
+
 @contextmanager
 def blas_threads(largest: int = 0) -> Iterator[None]:
     """Gives BLAS one thread for the duration of a block, or a function, of small factorisations.
 
     JAX on CPU calls the BLAS inside SciPy, whose threads spin and compete with XLA's own: with
     matrices of a few hundred rows they cost more than they bring. What was set before is
-    restored at the end, and for large matrices nothing is changed.
+    restored at the end of the last of several blocks that overlap, and for large matrices nothing
+    is changed.
 
     Fits and diagnostics do this by themselves. Around a sampler it is yours to do.
 
@@ -297,7 +329,5 @@ def blas_threads(largest: int = 0) -> Iterator[None]:
     if largest > _LARGE or jax.default_backend() != "cpu":
         yield
         return
-    from threadpoolctl import threadpool_limits
-
-    with threadpool_limits(limits=1, user_api="blas"):
+    with _one_thread:
         yield

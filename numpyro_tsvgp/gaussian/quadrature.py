@@ -270,7 +270,8 @@ def expect(
         if wanted is not None:  # what is not used is not computed
             value = integral(*primals)
         parts = jax.tree.map(lambda g, t: jnp.sum(g * t), grads, tangents)
-        return value, jnp.stack(jax.tree.leaves(parts)).sum()
+        # Data in single precision give gradients in it, whatever the precision of the weights is.
+        return value, jnp.stack(jax.tree.leaves(parts)).sum().astype(value.dtype)
 
     # What else the log-likelihood is differentiated in, such as a noise scale, is an argument too.
     function, free = jax.closure_convert(

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
-from numpyro.util import find_stack_level
 
+from numpyro_tsvgp.gaussian.caller import stack_level
 from numpyro_tsvgp.gaussian.features import prior_at
 from numpyro_tsvgp.infer.fit import Fit
 from numpyro_tsvgp.infer.hyper import HyperGuide
@@ -20,7 +20,7 @@ from numpyro_tsvgp.infer.memory import refuses_matrix
 from numpyro_tsvgp.infer.state import TSVGPState
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.checks import inspect
-from numpyro_tsvgp.model.read import Reading
+from numpyro_tsvgp.model.read import Reading, one_at_a_time
 from numpyro_tsvgp.model.structure import Structure, moves_with
 from numpyro_tsvgp.model.wrapped import unwrapped
 
@@ -102,7 +102,7 @@ def _warn_of_random_effects(structure: Structure, reading: Reading) -> None:
                 f"are fitted like those of any other: {name} = numpyro.sample('{name}', "
                 "GP(scale**2 * kernels.Group(), jnp.arange(groups))), or use a hyper_guide such as "
                 "AutoNormal.",
-                stacklevel=find_stack_level(),
+                stacklevel=stack_level(),
             )
 
 
@@ -145,7 +145,12 @@ def check_state(driver: Driver, state: TSVGPState, call: Call | None = None) -> 
             f"{list(structure.gps)} and {list(structure.hyperparameters)}."
         )
     hyper_guide = driver.guide.hyper_guide(structure.hyper, call)
-    with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=0):
+    with (
+        one_at_a_time,
+        handlers.block(),
+        handlers.trace() as trace,
+        handlers.seed(rng_seed=0),
+    ):
         hyper_guide(call)
     declared = {
         name for name, site in [*trace.items(), *reading.trace.items()] if site["type"] == "param"
@@ -209,6 +214,13 @@ def check_rate(rate: Any, state: TSVGPState, num_steps: int) -> None:
         )
 
 
+def _extreme_eigenvalues(process: Any, Z: jax.Array) -> tuple[float, float]:
+    """The smallest eigenvalue of the kernels' matrices at some inputs, and the largest."""
+    matrices = np.asarray(process.kernel(Z, Z), float)
+    found = np.linalg.eigvalsh(0.5 * (matrices + matrices.swapaxes(-1, -2)))
+    return float(found.min()), float(found.max())
+
+
 def check_priors(fit: Fit, *, strict: bool = False) -> None:
     """The covariance of every GP's inducing inputs must have a Cholesky factor.
 
@@ -235,6 +247,15 @@ def check_priors(fit: Fit, *, strict: bool = False) -> None:
                 f"{what} zero or not finite{where}. Try other initial values, a smaller "
                 "learning rate, or a prior that keeps the hyperparameters away from zero and "
                 "infinity."
+            )
+        least_eigenvalue, largest = _extreme_eigenvalues(process, Z)
+        if least_eigenvalue < -1e3 * float(jnp.finfo(chol.dtype).eps) * len(Z) * largest:
+            raise ValueError(
+                f"{what} not positive definite{where}, and not by rounding: it has the eigenvalue "
+                f"{least_eigenvalue:.3g}, where the largest is {largest:.3g}. The kernel is not a "
+                "covariance. Check its formula and its hyperparameters; tinygp's Matern and "
+                "exponential kernels take the L1 distance by default, which is none in several "
+                "dimensions: pass distance=tinygp.kernels.distance.L2Distance()."
             )
         how = "nearly singular" if strict else "not positive definite"
         raise ValueError(

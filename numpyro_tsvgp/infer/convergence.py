@@ -15,6 +15,8 @@ _FAR_SUBSAMPLED = 1.0
 # Standard errors of the medians of two blocks.
 _ERRORS = 8.0
 _ALTERNATIONS = 20
+# Nats a data point at the end of a run that no density of one has.
+_ABSURD = 1e7
 # Nats a data point by which a loss of all data rises, twice among the last.
 _RESTLESS = 0.3
 # A loss at a draw of d variational hyperparameters has noise: log densities of d normal numbers
@@ -52,15 +54,23 @@ def complaint(
     """
     losses = np.asarray(losses, float)
     losses = losses[np.isfinite(losses)]
-    found = _divergence(losses, points, subsampled, rate) or _cycle(losses, rate)
+    found = _divergence(losses, points, subsampled, rate, drawn) or _cycle(losses, rate)
     if found is None and not subsampled:
         found = _restlessness(losses, _RESTLESS * points + _DRAWN * drawn**0.5, rate)
+    if found is None and len(losses) and np.median(losses[-5:]) > _ABSURD * points:
+        found = (
+            f"The last loss is {losses[-1]:.3g}, more than {_ABSURD:.0e} nats for each data point: "
+            "this is no fit. The density overflows at values of f that the posterior still thinks "
+            "possible (a link function such as jnp.exp(50 * f)), or the data are of another scale "
+            "than the model."
+        )
     return found
 
 
 def _divergence(
-    losses: np.ndarray, points: float, subsampled: bool, rate: float | None
+    losses: np.ndarray, points: float, subsampled: bool, rate: float | None, drawn: int
 ) -> str | None:
+    first = losses[0] if len(losses) and not subsampled else np.inf
     losses = (losses[1:] + losses[:-1]) / 2  # those that alternate have a rule of their own
     size = max(len(losses) // 10, min(5, len(losses) // 3))
     if size < 2:
@@ -76,6 +86,11 @@ def _divergence(
     # A divergence has a spread of its own, which must not excuse it.
     noise = min(errors[best], errors[-1]) if not subsampled else np.hypot(errors[best], errors[-1])
     if not excess > far + _ERRORS * noise:
+        if medians[-1] - first > far + _ERRORS * errors[-1] + _DRAWN * drawn**0.5:
+            return (
+                f"The fit ended worse than it started: the last losses are near {medians[-1]:.6g} "
+                f"and the first was {first:.6g}. The first steps went too far. {_advice(rate)}"
+            )
         return None
     return (
         f"The fit has diverged: the last losses are near {medians[-1]:.6g}, far above the "

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from jax import Array
 
+from numpyro_tsvgp.gaussian.caller import stack_level
 from numpyro_tsvgp.model.data_checks import first_where, shown_index
 from numpyro_tsvgp.model.read import GPSite, Reading
 
@@ -77,6 +80,27 @@ def check_inducing(name: str, Z: Array, site: GPSite, reading: Reading) -> None:
             f"GP site '{name}' has {len(values)} inducing inputs but only {size} data points. Use "
             "fewer, or inducing=None, which needs none. (With minibatches passed as arguments, "
             "give the plate its full size: numpyro.plate('data', N, subsample_size=len(y)).)"
+        )
+    # A batch need not have the range of all inputs, and what is traced has none yet.
+    if reading.subsampling == 1 and not isinstance(X, jax.core.Tracer):
+        _warn_if_far(name, values.reshape(len(values), -1), np.asarray(X).reshape(len(X), -1))
+
+
+def _warn_if_far(name: str, Z: np.ndarray, X: np.ndarray) -> None:
+    """Inducing inputs beside the data say nothing about them."""
+    low, high = X.min(0), X.max(0)
+    width = high - low
+    beside = (np.maximum(low - Z, Z - high) > width) & (width > 0)
+    count = int(beside.any(1).sum())
+    if 2 * count >= len(Z):
+        column = int(beside.sum(0).argmax())
+        warnings.warn(
+            f"{count} of the {len(Z)} inducing inputs of GP site '{name}' lie further from its "
+            f"inputs than these spread: in column {column} inputs go from {low[column]:.4g} to "
+            f"{high[column]:.4g} and inducing inputs from {Z[:, column].min():.4g} to "
+            f"{Z[:, column].max():.4g}. They would say nothing about the data. Choose them among "
+            "the inputs, on the same scale, as inducing.kmeans(key, X, m) does.",
+            stacklevel=stack_level(),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
@@ -15,17 +16,42 @@ from numpyro import handlers
 from numpyro.infer import autoguide
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
+from numpyro_tsvgp.infer.delta import AutoUnconstrainedDelta
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.likelihood import density
-from numpyro_tsvgp.model.read import Message, Model, read
+from numpyro_tsvgp.model.read import Message, Model, one_at_a_time, read
 from numpyro_tsvgp.model.structure import HyperSites
 
-__all__ = ["HyperGuide", "Params"]
+__all__ = ["HyperGuide", "Params", "starting_at"]
 
 Params = Mapping[str, Any]
 
 # Guides that look at the density of the model they are made for, which here has no data in it.
 _NEED_DENSITY = ("AutoLaplaceApproximation", "AutoDAIS", "AutoSurrogateLikelihoodDAIS")
+
+
+def starting_at(
+    make: Callable[..., AutoGuide], init_loc_fn: Callable[..., Any]
+) -> Callable[..., AutoGuide]:
+    """An autoguide class that starts where it is told, unless it says so itself.
+
+    NumPyro's own start of a distribution of hyperparameters is uniform in (-2, 2) on the
+    unconstrained scale, whatever the prior is, which for a lengthscale can be far from anywhere
+    that it allows.
+
+    Args:
+      make: an autoguide class, or any function of a model that makes one.
+      init_loc_fn: an initialization strategy of NumPyro.
+
+    Returns:
+      The same with the strategy, where it takes one and was not given another.
+    """
+    given = make.keywords if isinstance(make, partial) else {}
+    try:
+        takes = "init_loc_fn" in inspect.signature(make).parameters
+    except (TypeError, ValueError):
+        takes = False
+    return partial(make, init_loc_fn=init_loc_fn) if takes and "init_loc_fn" not in given else make
 
 
 class HyperGuide:
@@ -61,7 +87,12 @@ class HyperGuide:
                 "which the guide of hyperparameters does not have. Use AutoNormal or "
                 "AutoMultivariateNormal, or sample the hyperparameters with NUTS on collapse(fit)."
             )
-        with jax.ensure_compile_time_eval(), handlers.block(), handlers.seed(rng_seed=key):
+        with (
+            one_at_a_time,
+            jax.ensure_compile_time_eval(),
+            handlers.block(),
+            handlers.seed(rng_seed=key),
+        ):
             still = _concrete(call)
             self.autoguide(*still.args, **still.kwargs)
 
@@ -100,12 +131,23 @@ class HyperGuide:
         return {name: values[name] for name in self.names}
 
     def draw(self, key: Array, params: Params, call: Call) -> tuple[dict[str, Array], Array]:
-        """One draw of the hyperparameters and its log density under the guide."""
+        """One draw of the hyperparameters and its log density under the guide.
+
+        That of a point is zero, or what makes the log prior that of another scale.
+        """
         if self.autoguide is None:
             return {}, jnp.zeros(())
         if self.is_point:
-            return self.point(params), jnp.zeros(())
-        with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=key):
+            point = self.point(params)
+            if isinstance(self.autoguide, AutoUnconstrainedDelta):
+                return point, -self.autoguide.log_jacobian(point)
+            return point, jnp.zeros(())
+        with (
+            one_at_a_time,
+            handlers.block(),
+            handlers.trace() as trace,
+            handlers.seed(rng_seed=key),
+        ):
             handlers.substitute(self.autoguide, data=dict(params))(*call.args, **call.kwargs)
         _check_complete([k for k, site in trace.items() if site["type"] == "param"], params)
         total = jnp.zeros(())
@@ -119,7 +161,8 @@ class HyperGuide:
         if self.autoguide is None:
             return {}
         try:
-            median = self.autoguide.median(dict(params))
+            with one_at_a_time:  # it may run the model for its constraints
+                median = self.autoguide.median(dict(params))
         except KeyError as error:
             _check_complete(list(error.args), params)
             raise
@@ -130,7 +173,8 @@ class HyperGuide:
         if self.autoguide is None:
             return {}
         if not self.is_point:
-            found = self.autoguide.quantiles(dict(params), quantiles)
+            with one_at_a_time:
+                found = self.autoguide.quantiles(dict(params), quantiles)
             return {name: found[name] for name in self.names}
         shape = np.shape(quantiles)
         return {

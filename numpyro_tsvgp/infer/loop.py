@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import tqdm
 from jax import Array
-from numpyro.util import find_stack_level
 
+from numpyro_tsvgp.gaussian.caller import stack_level
 from numpyro_tsvgp.infer.checkpoint import read_meta, read_tree, write_tree
 from numpyro_tsvgp.infer.state import FitError, TSVGPRunResult, TSVGPState
 
@@ -132,18 +132,18 @@ def run_steps(
                 state, losses = good[0], losses[: good[1]]
             warnings.warn(
                 f"Interrupted after {len(losses)} of {num_steps} updates; this is the fit so far.",
-                stacklevel=find_stack_level(),
+                stacklevel=stack_level(),
             )
     if int(state.rejected):
         warnings.warn(
             f"{int(state.rejected)} updates were not finite and were rejected. A smaller site_lr "
             "or learning rate may avoid this.",
-            stacklevel=find_stack_level(),
+            stacklevel=stack_level(),
         )
     end = made(state, losses)
     against = judge(end.losses)
     if against is not None:
-        warnings.warn(against, stacklevel=find_stack_level())
+        warnings.warn(against, stacklevel=stack_level())
     return end
 
 
@@ -164,7 +164,7 @@ class _Saving:
                     f"The checkpoint '{self.path}' could not be written after "
                     f"{len(result.losses)} updates: {error}. The fit goes on without it and tries "
                     "again later.",
-                    stacklevel=find_stack_level(),
+                    stacklevel=stack_level(),
                 )
             self.has_failed = True
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 from jax import Array
-from numpyro.util import find_stack_level
 
+from numpyro_tsvgp.gaussian.caller import stack_level
 from numpyro_tsvgp.gaussian.linalg import blas_threads
 from numpyro_tsvgp.infer.checks import check_rate, check_state
 from numpyro_tsvgp.infer.convergence import complaint
@@ -52,7 +52,8 @@ def run(
     """Runs ``num_steps`` updates; see :meth:`Driver.run`."""
     if not isinstance(num_steps, int) or num_steps < 1:
         raise ValueError(
-            f"num_steps must be a positive integer, got {type(num_steps).__name__}. The "
+            "num_steps must be a positive integer, got "
+            f"{num_steps if isinstance(num_steps, int) else _kind(num_steps)}. The "
             "arguments are svi.run(rng_key, num_steps, *arguments of the model)."
         )
     if options.init_state is None:
@@ -99,8 +100,13 @@ def run(
     if audit:
         found = result.fit.audit(jax.random.fold_in(rng_key, 0), hyperparameters=False)
         for concern in found.concerns:
-            warnings.warn(f"Audit of the fit: {concern}", stacklevel=find_stack_level())
+            warnings.warn(f"Audit of the fit: {concern}", stacklevel=stack_level())
     return result
+
+
+def _kind(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return type(value).__name__ if shape is None else f"an array of shape {shape}"
 
 
 def _settled(driver: Driver, state: TSVGPState, call: Call) -> TSVGPState:

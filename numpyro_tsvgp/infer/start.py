@@ -17,7 +17,7 @@ from numpyro_tsvgp.infer.checks import check_priors, check_rate, check_start
 from numpyro_tsvgp.infer.state import Transforms, TSVGPState
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.checks import inspect
-from numpyro_tsvgp.model.read import read
+from numpyro_tsvgp.model.read import one_at_a_time, read
 
 if TYPE_CHECKING:
     from numpyro_tsvgp.infer.driver import Driver
@@ -43,7 +43,12 @@ def initial_state(
     structure, reading = inspect(driver.model, call)
     hyper_guide = driver.guide.hyper_guide(structure.hyper, call, key)
     check_start(driver, structure, reading, hyper_guide, call)
-    with handlers.block(), handlers.trace() as trace, handlers.seed(rng_seed=key):
+    with (
+        one_at_a_time,
+        handlers.block(),
+        handlers.trace() as trace,
+        handlers.seed(rng_seed=key),
+    ):
         values = hyper_guide(call)
         reading = read(
             driver.model,
@@ -86,6 +91,8 @@ def initial_state(
         structure=structure,
         transforms=transforms,
     )
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
+        return state  # whose values are not known: `run` and `svi.fit` look at them
     check_rate(driver.site_lr, state, 1)
     check_priors(driver.fit(state, *call.args, **call.kwargs))
     return state

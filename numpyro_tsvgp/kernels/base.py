@@ -20,6 +20,7 @@ __all__ = [
     "External",
     "Function",
     "Kernel",
+    "NotACovariance",
     "Product",
     "Scaled",
     "Sum",
@@ -31,9 +32,17 @@ __all__ = [
 _NOT_NEGATIVE = ("variance", "lengthscale", "period", "alpha", "offset", "scale", "kappa")
 
 
+class NotACovariance(ValueError):
+    """A kernel was given a hyperparameter with which it is none."""
+
+
 def _check_not_negative(value: Any, what: str) -> None:
     if not isinstance(value, jax.core.Tracer) and np.any(np.asarray(value) < 0):
-        raise ValueError(f"{what} {value}, which is negative: the result is not a covariance")
+        raise NotACovariance(
+            f"{what} {value}, which is negative: the result is not a covariance. Keep it positive, "
+            "by a prior such as dist.LogNormal or by numpyro.param(..., "
+            "constraint=dist.constraints.positive)."
+        )
 
 
 def _is_number(value: Any) -> bool:

@@ -5,6 +5,7 @@ Every message names the site, says what is wrong, and says what to do.
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -12,9 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array
-from numpyro.util import find_stack_level
 
-from numpyro_tsvgp.distributions import is_masked
+from numpyro_tsvgp.distributions import GP, is_masked
+from numpyro_tsvgp.gaussian.caller import stack_level
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.batches import of_all_rows, readings_of_all_rows
 from numpyro_tsvgp.model.coupling import couplings
@@ -35,6 +36,7 @@ from numpyro_tsvgp.model.read import (
     is_observed,
     read,
 )
+from numpyro_tsvgp.model.scale_checks import check_scales
 from numpyro_tsvgp.model.structure import Structure, hyper_sites, latents_below, moves_with, unread
 from numpyro_tsvgp.model.wrapped import unwrapped
 
@@ -60,15 +62,23 @@ def inspect(model: Model, call: Call) -> tuple[Structure, Reading]:
     if call.is_traced:
         raise ValueError(
             "The model is checked on its data before the first step, which cannot be done inside "
-            "jax.jit or jax.vmap. Call init outside of it first."
+            "jax.jit or jax.vmap where the data are arguments of it. Call init outside, on one "
+            "data set: with tied sites its state holds nothing of the data, so that "
+            "jax.vmap(lambda y: svi.update(state, X, y))(many) goes on from it. A random key may "
+            "be traced: jax.vmap(lambda key: svi.init(key, X, y))(keys)."
         )
+    with jax.ensure_compile_time_eval():  # where a key is traced, the data are not
+        return _inspect(model, call)
+
+
+def _inspect(model: Model, call: Call) -> tuple[Structure, Reading]:
     try:
         reading = read(model, call, key=jax.random.key(0), first_rows=True)
     except Exception as error:
         error.add_note(
             "The model was run once on its data, before the fit, with arguments "
             f"{call.describe()}. Check that they are what it expects and that X and y "
-            f"have the same number of rows.{where_not_finite(call)}"
+            f"have the same number of rows.{where_not_finite(call)}{_not_sampled(error)}"
         )
         raise
     trace = reading.trace
@@ -95,6 +105,7 @@ def inspect(model: Model, call: Call) -> tuple[Structure, Reading]:
     axes, dim, proven = couplings(everywhere, all_rows, call, sorted(below))
     check_ranges(everywhere, all_rows, call, below)
     check_density(everywhere, all_rows, call, below)
+    check_scales(model, reading, call)
     structure = Structure(
         gps=tuple(reading.gps),
         hyper=hyper_sites(reading, latents),
@@ -106,6 +117,21 @@ def inspect(model: Model, call: Call) -> tuple[Structure, Reading]:
     return structure, reading
 
 
+def _not_sampled(error: Exception) -> str:
+    """A hint for a GP that stands where its values are meant."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith(("numpyro.distributions", "jax")):
+            continue  # a model may well hold a GP that it goes on to sample
+        given = {name: value for name, value in frame.f_locals.items() if name != "self"}
+        if any(isinstance(value, GP) for value in given.values()):
+            return (
+                " A GP stands where its values are meant: sample it, as in "
+                'f = numpyro.sample("f", GP(kernel, X)).'
+            )
+    return ""
+
+
 def _check_there_is_something_to_fit(trace: Mapping[str, Message]) -> None:
     gps = {name: site for name, site in trace.items() if is_gp(site)}
     if not gps:
@@ -113,6 +139,14 @@ def _check_there_is_something_to_fit(trace: Mapping[str, Message]) -> None:
             "The model has no GP site. Write one as "
             'f = numpyro.sample("f", numpyro_tsvgp.GP(kernel, X)).'
         )
+    for name, site in trace.items():
+        if site["type"] == "mutable":
+            raise ValueError(
+                f"The model has mutable state, '{name}'. A step evaluates the model many times, at "
+                "nodes of a quadrature and for checks, and there is no one of these whose state is "
+                "the next. Keep the numbers in an argument of the model that you change between "
+                "calls of svi.update, or in numpyro.param."
+            )
     for name, site in gps.items():
         if site["is_observed"]:
             raise ValueError(
@@ -206,7 +240,7 @@ def _check_hyperparameter(
             "that value: too small. If it stands for noise, put it into the likelihood instead; "
             "if it is a random effect, make it a GP with kernels.Group; or sample it with NUTS on "
             "collapse(fit), given which the GP is right.",
-            stacklevel=find_stack_level(),
+            stacklevel=stack_level(),
         )
         return
     data_plates = {f.name: f.size for data in observed.values() for f in data["cond_indep_stack"]}
@@ -218,7 +252,7 @@ def _check_hyperparameter(
                 f"'{frame.name}' and not a GP. It is treated as a hyperparameter: with the default "
                 "hyper_guide each point gets a point estimate (MAP). If it stands for noise, put "
                 "it into the likelihood instead.",
-                stacklevel=find_stack_level(),
+                stacklevel=stack_level(),
             )
 
 

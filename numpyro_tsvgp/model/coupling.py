@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpyro.util import find_stack_level
 
+from numpyro_tsvgp.gaussian.caller import stack_level
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.read import (
     GPSite,
@@ -78,7 +78,7 @@ def couplings(model: Model, reading: Reading, call: Call, below: Sequence[str]) 
             f"The likelihood has operations that cannot be analysed ({names}). That its terms read "
             f"one value of each GP was probed at {_PROBES} random values, not proven. Check the "
             "fit with fit.audit(key).",
-            stacklevel=find_stack_level(),
+            stacklevel=stack_level(),
         )
         meets = np.zeros((len(latents), len(latents)), bool)
         for seed in range(_PROBES):

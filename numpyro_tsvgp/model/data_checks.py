@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
-from numpyro.util import find_stack_level
 
+from numpyro_tsvgp.gaussian.caller import stack_level
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.read import Message, Reading, is_observed
 from numpyro_tsvgp.model.wrapped import unmasked, unwrapped
@@ -94,7 +94,7 @@ def check_order(name: str, site: Message, reading: Reading) -> None:
             warnings.warn(
                 f"The data of site '{name}' are sorted and the inputs X of GP site '{gp}' are not: "
                 "are X and y swapped? (If not, pass the rows in another order.)",
-                stacklevel=find_stack_level(),
+                stacklevel=stack_level(),
             )
 
 

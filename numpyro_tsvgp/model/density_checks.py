@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,16 +13,47 @@ import numpyro
 import numpyro.distributions as dist
 from jax import Array
 
+from numpyro_tsvgp.gaussian.caller import stack_level
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.coupling import hyper_values, nudged
+from numpyro_tsvgp.model.data_checks import first_where, shown_index
 from numpyro_tsvgp.model.likelihood import log_likelihood
-from numpyro_tsvgp.model.read import Model, Reading, is_observed, run_with
+from numpyro_tsvgp.model.read import Message, Model, Reading, is_observed, run_with
 from numpyro_tsvgp.model.wrapped import unmasked, unwrapped
 
 __all__ = ["check_density", "check_ranges"]
 
 # Constraints that are known once other parameters are, and that wrap around.
 _UNRANGED = (type(dist.constraints.dependent), type(dist.constraints.circular))
+# Prior standard deviations that data take a GP to without trouble.
+_FAR = 4.0
+_LINKS = (
+    "use a link function, such as logits=f or jax.nn.sigmoid(f) for a probability and jnp.exp(f) "
+    "for a rate or a scale"
+)
+
+
+def _check_finite(model: Model, reading: Reading, call: Call, values: Mapping[str, Any]) -> None:
+    """The log density of every data point must be finite: of minus infinity there is no bound."""
+    gps = {name: reading.gps[name].unflatten(value) for name, value in values.items()}
+    with numpyro.validation_enabled(False):
+        trace = run_with(model, call, {**reading.pinned, **gps})
+    for name, site in trace.items():
+        if not is_observed(site) or isinstance(unwrapped(site["fn"]), dist.Unit):
+            continue
+        log_prob = np.asarray(site["fn"].log_prob(site["value"]))
+        where = first_where(np.isinf(log_prob))
+        if where is None:
+            continue
+        data = np.asarray(site["value"])
+        at = f", where its value is {data[where]}" if data.shape == log_prob.shape else ""
+        raise ValueError(
+            f"The log density of the data of site '{name}' is {log_prob[where]} at index "
+            f"{shown_index(where)}{at}, at values of the GPs near their prior mean. The bound "
+            "averages over all values of f, so that none may make a data point impossible, or "
+            "infinitely likely: a Uniform whose ends depend on f does, and so does a Beta at the "
+            "data 0 and 1 (move them inwards) or a Gamma at 0."
+        )
 
 
 def check_density(model: Model, reading: Reading, call: Call, below: set[str]) -> None:
@@ -56,6 +89,7 @@ def check_density(model: Model, reading: Reading, call: Call, below: set[str]) -
             "parameters are valid for every real value of f (a scale needs jnp.exp(f), a "
             "probability a link function)."
         )
+    _check_finite(model, reading, call, values)
     flat = [name for name, g in found.items() if not bool((g != 0).any())]
     if flat:  # unless a coefficient that happens to start at zero is why
         found = gradient(values, {name: nudged(value, rng) for name, value in hyper.items()})
@@ -72,6 +106,8 @@ def check_density(model: Model, reading: Reading, call: Call, below: set[str]) -
 def check_ranges(model: Model, reading: Reading, call: Call, below: set[str]) -> None:
     """Parameters of the likelihood must be valid at draws of the GPs, where they depend on them.
 
+    Where they are, but not a few standard deviations from the prior mean, there is a warning.
+
     Args:
       model: the NumPyro model.
       reading: a reading of it.
@@ -82,13 +118,64 @@ def check_ranges(model: Model, reading: Reading, call: Call, below: set[str]) ->
       ValueError: if one is not.
     """
     rng = np.random.RandomState(0)
+    noise = {
+        name: rng.standard_normal((site.functions, site.rows)) for name, site in reading.gps.items()
+    }
+    far = {name: _FAR * np.where(z > 0, 1.0, -1.0) for name, z in noise.items()}
+    for scores in (noise, far):
+        _check_support(_at_scores(model, reading, call, scores))
+    outside = _outside_of_range(_at_scores(model, reading, call, noise), below)
+    if outside is not None:
+        raise ValueError(
+            f"{outside} leaves its range at values of the GPs that their prior calls likely. A GP "
+            f"takes all real values: {_LINKS}."
+        )
+    outside = _outside_of_range(_at_scores(model, reading, call, far), below, rounding=True)
+    if outside is not None:
+        warnings.warn(
+            f"{outside} leaves its range where a GP is {_FAR:g} prior standard deviations from its "
+            f"mean. Data may take it there, and a step would then not be finite: {_LINKS}.",
+            stacklevel=stack_level(),
+        )
+
+
+def _at_scores(
+    model: Model, reading: Reading, call: Call, scores: Mapping[str, np.ndarray]
+) -> Mapping[str, Message]:
+    """The trace of a model where its GPs have given standard scores under their prior."""
     draws = {}
     for name, site in reading.gps.items():
         sd = jnp.sqrt(jnp.atleast_2d(site.process().kernel.diag(site.gp.X)))
-        noise = jnp.asarray(rng.standard_normal((site.functions, site.rows)), site.loc.dtype)
-        draws[name] = site.unflatten(site.loc + sd * noise)
+        draws[name] = site.unflatten(site.loc + sd * jnp.asarray(scores[name], site.loc.dtype))
     with numpyro.validation_enabled(False):  # which would say less of what to do
-        trace = run_with(model, call, {**reading.pinned, **draws})
+        return run_with(model, call, {**reading.pinned, **draws})
+
+
+def _check_support(trace: Mapping[str, Message]) -> None:
+    """Data that lie in the support of their distribution must do so whatever the GPs are."""
+    for name, message in trace.items():
+        fn, mask = unmasked(message["fn"]) if is_observed(message) else (None, True)
+        if fn is None or isinstance(fn, dist.Unit) or fn.support is None:
+            continue
+        inside = np.asarray(fn.support(jnp.asarray(message["value"])))
+        where = first_where(~inside & mask)
+        if where is not None:
+            raise ValueError(
+                f"The support of site '{name}', a {type(unwrapped(fn)).__name__}, moves with the "
+                f"GPs: where they are a few standard deviations from their prior mean, the data at "
+                f"index {shown_index(where)} lie outside of it. Their log density is minus "
+                "infinity there, and so is the bound. Use a distribution whose support does not "
+                "depend on f."
+            )
+
+
+def _outside_of_range(
+    trace: Mapping[str, Message], below: set[str], *, rounding: bool = False
+) -> str | None:
+    """A parameter of the likelihood that is not valid in a trace.
+
+    With ``rounding`` one that over- or underflows, such as exp(f), counts as valid.
+    """
     for name, message in trace.items():
         if not (is_observed(message) or name in below):
             continue
@@ -100,11 +187,10 @@ def check_ranges(model: Model, reading: Reading, call: Call, below: set[str]) ->
             scalar = not isinstance(constraint, _UNRANGED) and constraint.event_dim == 0
             if not scalar or not hasattr(fn, parameter):
                 continue
-            valid = np.asarray(constraint(getattr(fn, parameter)))
+            value = np.asarray(getattr(fn, parameter))
+            valid = np.asarray(constraint(value))
+            if rounding:
+                valid = valid | ~np.isfinite(value) | (value == 0)
             if (~valid & mask).any():
-                raise ValueError(
-                    f"Site '{name}' is a {type(fn).__name__} whose {parameter} leaves its range at "
-                    "values of the GPs that their prior calls likely. A GP takes all real values: "
-                    "use a link function, such as logits=f or jax.nn.sigmoid(f) for a probability "
-                    "and jnp.exp(f) for a rate or a scale."
-                )
+                return f"Site '{name}' is a {type(fn).__name__} whose {parameter}"
+    return None

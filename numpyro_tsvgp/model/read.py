@@ -9,6 +9,7 @@ values of the GPs.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -19,11 +20,13 @@ import numpy as np
 import numpyro
 from jax import Array, lax
 from numpyro import handlers
+from numpyro.distributions.transforms import biject_to
 from numpyro.primitives import Messenger
 
 from numpyro_tsvgp.distributions import GP, find_gp
 from numpyro_tsvgp.gaussian.process import Process, flatten_functions
 from numpyro_tsvgp.model.arguments import Call
+from numpyro_tsvgp.model.wrapped import can_be_sampled
 
 __all__ = [
     "GPSite",
@@ -33,6 +36,7 @@ __all__ = [
     "is_gp",
     "is_latent",
     "is_observed",
+    "one_at_a_time",
     "on_some_rows",
     "read",
     "run_with",
@@ -40,6 +44,11 @@ __all__ = [
 
 Model = Callable[..., Any]
 Message = dict[str, Any]
+
+# NumPyro keeps the handlers of all threads in one list: a model that runs in one thread would be
+# handled by the handlers of another. Whoever pushes handlers holds this, and lets go of it before
+# anything compiled is called, so that no thread waits for another that waits for it.
+one_at_a_time = threading.RLock()
 
 
 class GPSite(NamedTuple):
@@ -128,6 +137,32 @@ class _MeansForGPs(handlers.substitute):
         return jnp.broadcast_to(gp.loc, msg["kwargs"]["sample_shape"] + msg["fn"].shape())
 
 
+class _ValuesForUnsampled(handlers.substitute):
+    """Gives sites of distributions that cannot be sampled some value of their support.
+
+    Improper priors and densities of a user's own are looked at and predicted with like all others;
+    what was made up here must not be taken for a draw.
+
+    Args:
+      but: which sites are left to handlers further out.
+    """
+
+    def __init__(self, but: Callable[[Message], bool] = lambda site: False) -> None:
+        super().__init__(None, substitute_fn=self._value)
+        self.but = but
+
+    def _value(self, msg: Message) -> Array | None:
+        if msg["type"] != "sample" or msg["value"] is not None or can_be_sampled(msg["fn"]):
+            return None
+        if self.but(msg):
+            return None
+        shape, support = msg["kwargs"]["sample_shape"] + msg["fn"].shape(), msg["fn"].support
+        if support is None or support.is_discrete:
+            return jnp.zeros(shape)
+        transform = biject_to(support)
+        return transform(jnp.zeros(transform.inverse_shape(shape)))
+
+
 class _WholePlates(Messenger):
     """Gives plates that would draw a subsample all of their indices."""
 
@@ -179,10 +214,12 @@ def run_with(
       The trace.
     """
     with (
+        one_at_a_time,
         handlers.block(),
         handlers.trace() as trace,
         handlers.seed(rng_seed=key),
         handlers.substitute(data=dict(values)),
+        _ValuesForUnsampled(),
         _WholePlates() if call.whole else nullcontext(),
     ):
         call.run(model)
@@ -219,17 +256,26 @@ def read(
         key = jax.random.key(0) if key is None else key
     plates = _WholePlates() if call.whole else _FirstRows() if first_rows else nullcontext()
     with (
+        one_at_a_time,
         handlers.block(hide_fn=lambda site: not expose(site)),
         handlers.trace() as trace,
         handlers.seed(rng_seed=key),
         handlers.substitute(data=dict(values or {})),
         _MeansForGPs(),
+        _ValuesForUnsampled(but=expose),
         plates,
     ):
         call.run(model)
     gps, pinned = {}, {}
     for name, site in trace.items():
         gp = find_gp(site["fn"]) if site["type"] == "sample" else None
+        if gp is not None and gp.stacked:
+            raise ValueError(
+                f"GP site '{name}' stands inside of a scan, whose steps each have a function of "
+                "their own. Sample the functions before the loop, as a plate of them, "
+                "`with numpyro.plate('steps', T): f = numpyro.sample('f', GP(kernel, X))`, and "
+                "give the loop f as what it scans over: scan(body, start, (f, y))."
+            )
         if gp is not None and not site["is_observed"]:
             gps[name] = GPSite(gp, site["value"].shape[:-1])
         elif site["type"] in ("param", "plate") or (

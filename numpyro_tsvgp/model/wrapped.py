@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpyro.distributions as dist
 
-__all__ = ["unmasked", "unwrapped"]
+__all__ = ["can_be_sampled", "unmasked", "unwrapped"]
 
 _WRAPPERS = dist.ExpandedDistribution | dist.Independent | dist.MaskedDistribution
 
@@ -24,6 +24,22 @@ def unwrapped(fn: Any) -> Any:
     while isinstance(fn, _WRAPPERS):
         fn = fn.base_dist
     return fn
+
+
+def can_be_sampled(fn: Any) -> bool:
+    """Whether a distribution has a method to draw from it: improper priors, for one, have none.
+
+    Examples:
+      >>> import numpyro.distributions as dist
+      >>> from numpyro_tsvgp.model.wrapped import can_be_sampled
+      >>> flat = dist.ImproperUniform(dist.constraints.real, (), ())
+      >>> can_be_sampled(dist.Normal()), can_be_sampled(flat.expand([3]))
+      (True, False)
+    """
+    fn = unwrapped(fn)
+    while isinstance(fn, dist.TransformedDistribution):
+        fn = unwrapped(fn.base_dist)
+    return type(fn).sample is not dist.Distribution.sample
 
 
 def unmasked(fn: Any) -> tuple[Any, Any]:

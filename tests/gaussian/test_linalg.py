@@ -130,3 +130,22 @@ def test_factor_of_a_regular_residual_is_its_cholesky_with_a_gradient():
     ours = jax.jit(jax.grad(lambda x: linalg.cholesky_of_residual(spd(x), 1.0).sum()))(x)
     theirs = jax.grad(lambda x: jnp.linalg.cholesky(spd(x)).sum())(x)
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)  # 1e-8 of jitter
+
+
+def test_threads_of_blas_are_restored_where_blocks_overlap():
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+
+    def threads():
+        found = threadpoolctl.threadpool_info()
+        return {pool["num_threads"] for pool in found if pool["user_api"] == "blas"}
+
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        before = threads()
+        first, second = linalg.blas_threads(), linalg.blas_threads()
+        first.__enter__()
+        second.__enter__()
+        assert threads() == {1}
+        first.__exit__(None, None, None)  # the first to come is the first to leave
+        assert threads() == {1}
+        second.__exit__(None, None, None)
+        assert threads() == before

@@ -280,3 +280,22 @@ def test_ordinary_runs_are_not_warned_of(size):
         for steps in (20, 300):
             result = svi.run(KEY, steps, X, y, progress_bar=False)
         assert np.isfinite(result.losses).all(), name
+
+
+def test_ending_above_the_start():
+    """A first step that went too far, and a fit that settled in another place."""
+    losses = np.r_[9.0, 6e3, 80.0, 5e4, np.full(26, 1775.6)]
+    told = complaint(losses, 24, subsampled=False, rate=0.5)
+    assert (
+        "ended worse than it started: the last losses are near 1775.6 and the first was 9" in told
+    )
+    assert (
+        complaint(np.r_[9.0, 50.0, np.linspace(12.0, 8.0, 28)], 24, subsampled=False, rate=0.5)
+        is None
+    )
+
+
+def test_losses_that_no_density_has():
+    told = complaint([1e80, 1e68, 1e60], 24, subsampled=False, rate=0.5)
+    assert told.startswith("The last loss is 1e+60, more than 1e+07 nats for each data point")
+    assert complaint([1e7, 9e6, 8e6], 24, subsampled=False, rate=0.5) is None

@@ -19,6 +19,7 @@ from numpyro_tsvgp import (
     TSVGP,
     AutoDualGaussian,
     AutoMomentGaussian,
+    FitError,
     Riemannian,
     TSVGPRunResult,
     kernels,
@@ -195,7 +196,7 @@ def test_number_of_steps(args):
 
 
 def test_data_that_are_traced():
-    with pytest.raises(ValueError, match=r"inside jax\.jit or jax\.vmap.*outside of it first"):
+    with pytest.raises(ValueError, match=r"inside jax\.jit or jax\.vmap.*Call init outside"):
         jax.jit(lambda y: make().init(KEY, X, y))(Y)
 
 
@@ -416,3 +417,78 @@ def test_other_arguments_reach_the_model_as_they_are():
     assert seen[-1][0] == 3 and float(other.losses[0]) != float(result.losses[0])
     q = result.fit.marginals(X[:7], None, 2, True, "data", jnp.tanh, size=5)["f"]
     assert q.mean.shape == (5,)
+
+
+# ---- kernels that are no covariance ------------------------------------------------------------
+
+
+def of_kernel(kernel):
+    def model(X, y=None):
+        f = numpyro.sample("f", GP(kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    return model
+
+
+def test_kernel_that_is_not_a_covariance():
+    def box(a, b):
+        return jnp.where(jnp.abs(a[:, None] - b[None]) < 0.3, 1.0, 0.0)
+
+    with pytest.raises(
+        ValueError, match=r"not by rounding: it has the eigenvalue -0\.\d+"
+    ) as error:
+        make(of_kernel(box)).init(KEY, X, Y)
+    assert "too close" not in str(error.value)
+
+
+def test_l1_distance_of_tinygp():
+    tinygp = pytest.importorskip("tinygp")
+    inputs = RNG.randn(N, 2)
+    with pytest.raises(ValueError, match=r"kernel is not a covariance.*distance\.L2Distance"):
+        make(of_kernel(tinygp.kernels.Matern52(1.0)), None).init(KEY, inputs, Y)
+    good = tinygp.kernels.Matern52(1.0, distance=tinygp.kernels.distance.L2Distance())
+    make(of_kernel(good), None).init(KEY, inputs, Y)
+
+
+def test_inducing_inputs_that_are_too_close_are_still_told_so():
+    near = 0.5 + 1e-9 * np.arange(3.0)
+
+    def model(X, y=None):
+        f = numpyro.sample("f", GP(kernels.RBF(0.3), X, jitter=-1e-12))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    with pytest.raises(ValueError, match="Inducing inputs may be too close for the lengthscale"):
+        make(model, near).init(KEY, X, Y)
+
+
+def test_variance_that_becomes_negative():
+    def model(X, y=None):
+        variance = numpyro.param("variance", 0.1)  # without a constraint
+        f = numpyro.sample("f", GP(variance * kernels.RBF(0.3), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+
+    svi = make(model, optim=optax.sgd(0.1))
+    with pytest.raises(
+        FitError, match=r"a kernel times -.*is not a covariance.*LogNormal"
+    ) as error:
+        svi.run(KEY, 30, X, 0.01 * Y, progress_bar=False)
+    assert "where to predict" not in str(error.value)
+
+
+def test_arguments_of_predictions_in_the_wrong_place(fitted, params):
+    svi, state = fitted
+    fit = svi.fit(state, X, Y)
+    with pytest.raises(ValueError, match=r"looks like parameters.*fit\.marginals\(X_new\)"):
+        fit.marginals(params, X)
+    with pytest.raises(ValueError, match="looks like a random key, which draws take"):
+        fit.marginals(KEY, X)
+
+
+def test_forgotten_number_of_steps(fitted):
+    with pytest.raises(
+        ValueError, match=r"positive integer, got an array of shape \(30,\)\. The arg"
+    ):
+        fitted[0].run(KEY, X, Y)

@@ -764,3 +764,72 @@ def test_point_sites_need_all_rows():
     pattern = r"GP site 'f' is given a minibatch of 5 rows, but inducing=None.*sites=\"tied\""
     with pytest.raises(ValueError, match=pattern):
         init(one_batch, X[:5], Y[:5], N, inducing=None)
+
+
+# ---- densities that are not finite, and supports that move -------------------------------------
+
+
+def test_data_at_the_edge_of_a_support():
+    edge = np.clip(np.abs(Y) / 2.0, 0.0, 0.9)
+    edge[3] = 0.0
+    model = likelihood(lambda f: dist.Beta(2.0 + jnp.exp(f), 2.0))
+    with pytest.raises(ValueError, match=r"log density.*'y' is -inf at index 3.*0\.0.*inwards"):
+        look(model, X, edge)
+    look(model, X, np.clip(edge, 1e-3, 1.0))
+
+
+@pytest.mark.parametrize(
+    "distribution",
+    [lambda f: dist.Uniform(f - 3.0, f + 3.0), lambda f: dist.Uniform(0.0, jnp.exp(f))],
+)
+def test_supports_that_move(distribution):
+    """NumPyro's Uniform has no -inf outside: the fit would be one of a wrong density."""
+    pattern = r"support of site 'y', a Uniform, moves with the GPs.*at index \d+ lie outside"
+    with pytest.raises(ValueError, match=pattern):
+        look(likelihood(distribution), X, np.abs(Y) / 20.0)
+
+
+def test_truncated_data_are_taken():
+    look(likelihood(lambda f: dist.TruncatedNormal(f, 0.3, low=0.0)), X, np.abs(Y))
+
+
+def test_range_that_is_left_far_out():
+    def model(X, y=None):
+        f = numpyro.sample("f", GP(0.02 * kernels.RBF(0.3), X, mean=0.5))
+        with data_plate(X):
+            numpyro.sample("y", dist.Bernoulli(probs=f), obs=y)
+
+    with pytest.warns(UserWarning, match=r"BernoulliProbs whose probs leaves its range where a GP"):
+        look(model, X, (Y > 0).astype(int))
+
+
+def test_a_gp_that_is_not_sampled():
+    def model(X, y=None):
+        f = GP(kernels.RBF(0.3), X)
+        with data_plate(X):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    with pytest.raises(TypeError) as error:
+        look(model, X, Y)
+    assert 'sample it, as in f = numpyro.sample("f", GP(kernel, X))' in error.value.__notes__[0]
+
+
+def test_other_errors_of_a_model_with_a_gp_are_not_blamed_on_it():
+    def model(X, y=None):
+        gp = GP(kernels.RBF(0.3), X)
+        f = numpyro.sample("f", gp)
+        numpyro.sample("y", dist.Normal(f[:3] + f[:2], 0.1), obs=y)
+
+    with pytest.raises(TypeError) as error:
+        look(model, X, Y)
+    assert "sample it" not in error.value.__notes__[0]
+
+
+def test_warnings_point_at_the_line_of_the_user():
+    with pytest.warns(UserWarning, match="inducing inputs of GP site 'f' lie further") as found:
+        init(normal, X, Y, inducing=Z + 100.0)
+    assert {warning.filename for warning in found} == {__file__}
+
+
+def test_inducing_inputs_somewhat_outside_are_taken():
+    init(normal, X, Y, inducing=np.linspace(-0.5, 1.5, 6))
