@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from numpyro_tsvgp import inducing, kernels
 from numpyro_tsvgp.distributions import GP
 from numpyro_tsvgp.gaussian import quadrature
+from numpyro_tsvgp.infer.delta import AutoUnconstrainedDelta
 from numpyro_tsvgp.infer.dual import AutoDualGaussian
 from numpyro_tsvgp.infer.fit import Fit
 from numpyro_tsvgp.infer.moment import AutoMomentGaussian
@@ -34,6 +35,7 @@ __all__ = [
     "TSVGP",
     "AutoDualGaussian",
     "AutoMomentGaussian",
+    "AutoUnconstrainedDelta",
     "Fit",
     "FitError",
     "GPReparam",

@@ -15,10 +15,8 @@ from numpyro.infer.util import transform_fn
 from numpyro.optim import _NumPyroOptim
 
 from numpyro_tsvgp.gaussian.quadrature import GaussHermite, Quadrature
-from numpyro_tsvgp.infer.checks import (
-    check_site_lr,
-    check_state,
-)
+from numpyro_tsvgp.infer.arguments import check_forward_mode, check_loss, check_static_kwargs
+from numpyro_tsvgp.infer.checks import check_site_lr, check_state
 from numpyro_tsvgp.infer.density import Scene, Updated, e_steps, nodes_of, objective_of, scene_at
 from numpyro_tsvgp.infer.fit import Fit
 from numpyro_tsvgp.infer.guide import GPGuide
@@ -67,6 +65,8 @@ class Driver:
       quadrature: the quadrature rule, a number of Gauss-Hermite nodes, or None.
       rule: the site rule.
       objective: what M-steps improve.
+      loss: None, or ``Trace_ELBO()`` where code for SVI passes it.
+      static_kwargs: keyword arguments of the model that are the same in every call.
     """
 
     def __init__(
@@ -81,9 +81,14 @@ class Driver:
         quadrature: int | Quadrature | None,
         rule: SiteRule | None,
         objective: Objective | None,
+        loss: Any = None,
+        static_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         if guide.model is not model:
             raise ValueError("The guide was made for another model; pass the same model to both.")
+        check_loss(loss)
+        self.static_kwargs = dict(static_kwargs or {})
+        check_static_kwargs(model, self.static_kwargs)
         if e_steps < 0 or m_steps < 1 or (e_steps < 1 and optim is None):
             raise ValueError(
                 f"e_steps and m_steps must be at least 1, got {e_steps} and {m_steps}. To hold "
@@ -109,6 +114,9 @@ class Driver:
         self.compiled_update = jax.jit(self._update)
         self.compiled_stable_update = jax.jit(self._stable_update)
         self.compiled_usable = jax.jit(self.usable)
+
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        return Call(args, {**self.static_kwargs, **kwargs})
 
     # ---- state -------------------------------------------------------------------------------
 
@@ -136,7 +144,7 @@ class Driver:
         Returns:
           The state before the first update.
         """
-        return initial_state(self, rng_key, Call(args, kwargs).on_device(), init_params or {})
+        return initial_state(self, rng_key, self._call(args, kwargs).on_device(), init_params or {})
 
     def free(self, optim_state: Any) -> dict[str, Any]:
         """The unconstrained parameters in an optimizer's state."""
@@ -167,7 +175,7 @@ class Driver:
         """
         return Fit(
             params=self.get_params(svi_state),
-            call=Call(args, kwargs).on_device(),
+            call=self._call(args, kwargs).on_device(),
             model=self.model,
             guide=self.guide,
             structure=svi_state.structure,
@@ -248,12 +256,19 @@ class Driver:
         scene, prior = self._scene(state, free, _Keys.of(key), call)
         return -(objective_of(scene, self.objective, wanted=wanted) + prior)
 
-    def update(self, svi_state: TSVGPState, *args: Any, **kwargs: Any) -> tuple[TSVGPState, Array]:
+    def update(
+        self,
+        svi_state: TSVGPState,
+        *args: Any,
+        forward_mode_differentiation: bool = False,
+        **kwargs: Any,
+    ) -> tuple[TSVGPState, Array]:
         """One EM iteration: ``e_steps`` site updates, then ``m_steps`` optimizer steps.
 
         Args:
           svi_state: the current state.
           *args: arguments of the model; they may change from one update to the next.
+          forward_mode_differentiation: must be False; an E-step needs reverse mode.
           **kwargs: keyword arguments of the model.
 
         Returns:
@@ -261,7 +276,8 @@ class Driver:
           fitted to the data. On a subsample that would flatter, so there it is the loss before the
           E-step, whose sites have not seen the batch: an unbiased estimate of the loss on all data.
         """
-        return self._update(svi_state, Call(args, kwargs))
+        check_forward_mode(forward_mode_differentiation)
+        return self._update(svi_state, self._call(args, kwargs))
 
     def _update(self, state: TSVGPState, call: Call) -> tuple[TSVGPState, Array]:
         check_state(self, state)
@@ -346,7 +362,11 @@ class Driver:
         return all_finite((state.optim_state, params, factors))
 
     def stable_update(
-        self, svi_state: TSVGPState, *args: Any, **kwargs: Any
+        self,
+        svi_state: TSVGPState,
+        *args: Any,
+        forward_mode_differentiation: bool = False,
+        **kwargs: Any,
     ) -> tuple[TSVGPState, Array]:
         """Like :meth:`update`, but a step that is not finite leaves everything as it was.
 
@@ -358,12 +378,14 @@ class Driver:
         Args:
           svi_state: the current state.
           *args: arguments of the model.
+          forward_mode_differentiation: must be False; see :meth:`update`.
           **kwargs: keyword arguments of the model.
 
         Returns:
           The new or the old state, and the loss.
         """
-        return self._stable_update(svi_state, Call(args, kwargs))
+        check_forward_mode(forward_mode_differentiation)
+        return self._stable_update(svi_state, self._call(args, kwargs))
 
     def _stable_update(self, state: TSVGPState, call: Call) -> tuple[TSVGPState, Array]:
         new, loss = self._update(state, call)
@@ -394,7 +416,7 @@ class Driver:
         """
         check_state(self, svi_state)
         _, key = jax.random.split(svi_state.rng_key)
-        return self.loss(svi_state, self.free(svi_state.optim_state), key, Call(args, kwargs))
+        return self.loss(svi_state, self.free(svi_state.optim_state), key, self._call(args, kwargs))
 
     def run(
         self,
@@ -403,6 +425,7 @@ class Driver:
         *args: Any,
         progress_bar: bool = True,
         stable_update: bool = False,
+        forward_mode_differentiation: bool = False,
         init_state: TSVGPState | None = None,
         init_params: Mapping[str, Any] | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
@@ -423,6 +446,7 @@ class Driver:
           *args: arguments of the model.
           progress_bar: whether to show a progress bar; the numbers are the same without.
           stable_update: whether to use :meth:`stable_update`.
+          forward_mode_differentiation: must be False; see :meth:`update`.
           init_state: a state to go on from, of this or another object for the same model.
           init_params: initial values by parameter name.
           checkpoint: a file that the fit is saved to on the way. If it exists, the run goes on
@@ -442,6 +466,7 @@ class Driver:
           FitError: if the fit cannot go on: its state is no longer finite, or the last 20 updates
             were all rejected. It says why, and holds the last good result.
         """
+        check_forward_mode(forward_mode_differentiation)
         options = RunOptions(
             progress_bar,
             stable_update,
@@ -451,7 +476,7 @@ class Driver:
             checkpoint_every,
             audit,
         )
-        return run(self, rng_key, num_steps, Call(args, kwargs).on_device(), options)
+        return run(self, rng_key, num_steps, self._call(args, kwargs).on_device(), options)
 
 
 def _reported(scene: Scene, new: Updated, prior: Array) -> Array | None:

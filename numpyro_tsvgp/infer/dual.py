@@ -48,7 +48,10 @@ class AutoDualGaussian(GPGuide):
         training inputs in each step.
       learn_inducing: whether the M-step moves the inducing inputs.
       hyper_guide: the guide of hyperparameters that the model samples, as a function of a
-        model: ``AutoDelta`` (the default, MAP), ``AutoNormal``, or any other autoguide class.
+        model: ``AutoDelta`` (the default, MAP), :class:`~numpyro_tsvgp.AutoUnconstrainedDelta`
+        (MAP on the unconstrained scale), ``AutoNormal``, or any other autoguide class.
+      init_loc_fn: where hyperparameters start, as in NumPyro's autoguides: ``init_to_median`` by
+        default, ``init_to_value(values={...})`` and the like.
       prefix: what the names of the guide's parameters have in the middle, as in NumPyro.
 
     Examples:
@@ -82,12 +85,18 @@ class AutoDualGaussian(GPGuide):
         sites: str = "tied",
         learn_inducing: bool = True,
         hyper_guide: Callable[..., AutoGuide] | None = None,
+        init_loc_fn: Callable[..., Any] | None = None,
         prefix: str = "auto",
     ) -> None:
         if sites not in ("tied", "untied"):
             raise ValueError(f'sites must be "tied" or "untied", got {sites!r}.')
         super().__init__(
-            model, inducing, learn_inducing=learn_inducing, hyper_guide=hyper_guide, prefix=prefix
+            model,
+            inducing,
+            learn_inducing=learn_inducing,
+            hyper_guide=hyper_guide,
+            init_loc_fn=init_loc_fn,
+            prefix=prefix,
         )
         self.sites = sites
 

@@ -14,6 +14,7 @@ from jax import Array
 from jax.scipy.special import ndtri
 from numpyro import handlers
 from numpyro.distributions import constraints
+from numpyro.infer import init_to_median
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_tsvgp.distributions import as_inputs
@@ -22,7 +23,8 @@ from numpyro_tsvgp.gaussian.process import Process
 from numpyro_tsvgp.gaussian.quadrature import Marginals
 from numpyro_tsvgp.infer import prediction
 from numpyro_tsvgp.infer.guide_checks import check_inducing, check_parameters
-from numpyro_tsvgp.infer.hyper import HyperGuide, Params
+from numpyro_tsvgp.infer.hyper import HyperGuide, Params, starting_at
+from numpyro_tsvgp.kernels import NotACovariance
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.read import GPSite, Reading, is_latent, read
 from numpyro_tsvgp.model.structure import (
@@ -56,6 +58,8 @@ class GPGuide(AutoGuide):
       learn_inducing: whether the M-step moves the inducing inputs.
       hyper_guide: the guide of hyperparameters that the model samples, as a function of a model:
         ``AutoDelta`` (the default, MAP), ``AutoNormal``, or another autoguide class.
+      init_loc_fn: where hyperparameters start, as in NumPyro's autoguides: ``init_to_median`` by
+        default, ``init_to_value(values={...})`` and the like.
       prefix: what the names of the guide's parameters have in the middle, as in NumPyro.
     """
 
@@ -66,6 +70,7 @@ class GPGuide(AutoGuide):
         *,
         learn_inducing: bool = True,
         hyper_guide: Callable[..., AutoGuide] | None = None,
+        init_loc_fn: Callable[..., Any] | None = None,
         prefix: str = "auto",
     ) -> None:
         super().__init__(model, prefix=prefix)
@@ -77,6 +82,7 @@ class GPGuide(AutoGuide):
         self.inducing = inducing
         self.learn_inducing = learn_inducing
         self.make_hyper_guide = AutoDelta if hyper_guide is None else hyper_guide
+        self.init_loc_fn = init_to_median if init_loc_fn is None else init_loc_fn
         # Autoguides keep the shapes of their sites; one serves all data that give the same shapes.
         self._hyper_guides: dict[Any, HyperGuide] = {}
 
@@ -148,7 +154,9 @@ class GPGuide(AutoGuide):
             given = given.get(name)
         if given is None:
             return None
-        Z, X = as_inputs(given), site.gp.X
+        with jax.ensure_compile_time_eval():  # known, also where a key is traced
+            Z = as_inputs(given)
+        X = site.gp.X
         if X.ndim == 1 and Z.ndim == 2 and Z.shape[1] == 1:
             Z = Z[:, 0]
         if X.ndim == 2 and Z.ndim == 1 and X.shape[1] == 1:
@@ -177,7 +185,10 @@ class GPGuide(AutoGuide):
         signature = (sites, call.whole)
         if key is not None or signature not in self._hyper_guides:
             seed = jax.random.key(0) if key is None else key
-            made = HyperGuide(self.make_hyper_guide, self.model, sites, self.prefix, call, seed)
+            make = starting_at(self.make_hyper_guide, self.init_loc_fn)
+            made = HyperGuide(make, self.model, sites, self.prefix, call, seed)
+            if _traced(seed):  # its initial values belong to the trace
+                return made
             self._hyper_guides[signature] = made
         return self._hyper_guides[signature]
 
@@ -233,13 +244,13 @@ class GPGuide(AutoGuide):
             if reading.subsampling > 1 and draws_inputs(self.model, reading, call):
                 call = call.of_all_data()
                 reading = read(self.model, call, **options)
-        except jax.errors.JAXTypeError:
+        except (jax.errors.JAXTypeError, NotACovariance):
             raise
         except (AttributeError, IndexError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}".rstrip(".")
             raise ValueError(
                 f"The model does not run with the arguments {call.describe()}, so there is "
-                f"no way to know where to predict. {reason}. Pass the "
+                f"no way to know where to predict. {reason}.{_misplaced(call)} Pass the "
                 "inputs to predict at, as in guide.marginals(params, X_new), and let the model "
                 "take the number of points from them: numpyro.plate('data', X.shape[0])."
             ) from error
@@ -329,7 +340,7 @@ class GPGuide(AutoGuide):
         sample_shape: tuple[int, ...] = (),
         **kwargs: Any,
     ) -> dict[str, Array]:
-        """Joint draws of hyperparameters and GP sites at the inputs in the arguments.
+        """Joint draws of hyperparameters, GP sites and deterministic sites at given inputs.
 
         The covariance is factorised once for all draws when hyperparameters are points, and
         once for each draw when they are variational.
@@ -369,6 +380,10 @@ class GPGuide(AutoGuide):
     def median(self, params: Params, *args: Any, **kwargs: Any) -> dict[str, Array]:
         """Posterior median of every site, GPs at the inputs in the arguments.
 
+        Hyperparameters that are points have no median: what is here is the point, under the default
+        ``hyper_guide`` the mode of their posterior (MAP) in the space in which the model samples
+        them. Deterministic sites are those of a model with all of these values.
+
         Args:
           params: fitted parameters.
           *args: arguments of the model; the data may be left out.
@@ -379,7 +394,9 @@ class GPGuide(AutoGuide):
         """
         call, hyper_guide = self._at(params, args, kwargs)
         marginals = prediction.marginals(self, hyper_guide, params, call)
-        return hyper_guide.point(params) | {name: q.mean for name, q in marginals.items()}
+        found = hyper_guide.point(params) | {name: q.mean for name, q in marginals.items()}
+        call = self._read_all(call, params)[1]
+        return found | prediction.deterministic(self, params, call, found)
 
     def quantiles(
         self, params: Params, quantiles: Any, *args: Any, **kwargs: Any
@@ -426,6 +443,18 @@ class GPGuide(AutoGuide):
             name: prediction.dual_parameters(process, approximation)
             for name, (process, approximation) in self.latents(reading, params).items()
         }
+
+
+def _misplaced(call: Call) -> str:
+    """A hint for a first argument that belongs elsewhere."""
+    first = call.args[0] if call.args else None
+    if isinstance(first, Mapping):
+        return " The first argument looks like parameters; a fit has its own: fit.marginals(X_new)."
+    if isinstance(first, jax.Array) and (
+        jnp.issubdtype(first.dtype, jax.dtypes.prng_key) or first.dtype == jnp.uint32
+    ):
+        return " The first argument looks like a random key, which draws take and marginals do not."
+    return ""
 
 
 def _traced(tree: Any) -> bool:

@@ -39,6 +39,8 @@ class AutoMomentGaussian(GPGuide):
       learn_inducing: whether the M-step moves the inducing inputs.
       hyper_guide: the guide of hyperparameters that the model samples, as for
         :class:`~numpyro_tsvgp.AutoDualGaussian`.
+      init_loc_fn: where hyperparameters start, as in NumPyro's autoguides: ``init_to_median`` by
+        default, ``init_to_value(values={...})`` and the like.
       prefix: what the names of the guide's parameters have in the middle, as in NumPyro.
 
     Examples:
@@ -70,10 +72,16 @@ class AutoMomentGaussian(GPGuide):
         whiten: bool = True,
         learn_inducing: bool = True,
         hyper_guide: Callable[..., AutoGuide] | None = None,
+        init_loc_fn: Callable[..., Any] | None = None,
         prefix: str = "auto",
     ) -> None:
         super().__init__(
-            model, inducing, learn_inducing=learn_inducing, hyper_guide=hyper_guide, prefix=prefix
+            model,
+            inducing,
+            learn_inducing=learn_inducing,
+            hyper_guide=hyper_guide,
+            init_loc_fn=init_loc_fn,
+            prefix=prefix,
         )
         self.whiten = whiten
 

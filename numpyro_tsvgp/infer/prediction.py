@@ -16,11 +16,12 @@ from numpyro_tsvgp.infer.hyper import HyperGuide, Params
 from numpyro_tsvgp.infer.joint import GPPosterior
 from numpyro_tsvgp.infer.memory import refuses_matrix
 from numpyro_tsvgp.model.arguments import Call
+from numpyro_tsvgp.model.read import run_with
 
 if TYPE_CHECKING:
     from numpyro_tsvgp.infer.guide import GPGuide, Latent
 
-__all__ = ["dual_parameters", "joint_of", "marginals", "marginals_of", "sample"]
+__all__ = ["deterministic", "dual_parameters", "joint_of", "marginals", "marginals_of", "sample"]
 
 
 @jax.jit
@@ -89,6 +90,41 @@ def marginals(
     }
 
 
+def deterministic(guide: GPGuide, params: Params, call: Call, values: Params) -> dict[str, Array]:
+    """The deterministic sites of a model, at one value of everything that it samples.
+
+    Args:
+      guide: the guide.
+      params: fitted parameters.
+      call: arguments of the model.
+      values: values by site.
+
+    Returns:
+      Values by site.
+    """
+    trace = run_with(guide.model, call, {**params, **values})
+    return {name: site["value"] for name, site in trace.items() if site["type"] == "deterministic"}
+
+
+def _following(
+    guide: GPGuide, params: Params, call: Call, draws: Params, shape: tuple[int, ...]
+) -> dict[str, Array]:
+    """Deterministic sites at each of many draws."""
+    one = {name: value[(0,) * len(shape)] for name, value in draws.items()}
+    if not jax.eval_shape(lambda values: deterministic(guide, params, call, values), one):
+        return {}  # none, and nothing is run
+    flat = {name: jnp.reshape(v, (-1, *v.shape[len(shape) :])) for name, v in draws.items()}
+    found = _each_deterministic(guide, params, call, flat)
+    return {name: v.reshape(*shape, *v.shape[1:]) for name, v in found.items()}
+
+
+@partial(jax.jit, static_argnums=0)
+def _each_deterministic(
+    guide: GPGuide, params: Params, call: Call, flat: Params
+) -> dict[str, Array]:
+    return lax.map(lambda values: deterministic(guide, params, call, values), flat)
+
+
 def sample(
     guide: GPGuide,
     hyper_guide: HyperGuide,
@@ -108,7 +144,7 @@ def sample(
       sample_shape: shape of the draws.
 
     Returns:
-      Draws by site.
+      Draws by site, those of deterministic sites that follow from them included.
     """
 
     def drawn(key: Array, shape: tuple[int, ...]) -> dict[str, Array]:
@@ -120,7 +156,7 @@ def sample(
             jax.random.split(key_gps, len(latents)), latents.items(), strict=True
         ):
             out[name] = _draw(joint_of(latent), k, shape)
-        return out
+        return out | _following(guide, params, call, out, shape)
 
     if hyper_guide.is_point:
         return drawn(rng_key, sample_shape)

@@ -34,6 +34,7 @@ class QSVGP(Driver):
       guide: an :class:`~numpyro_tsvgp.AutoMomentGaussian` made for this model.
       optim: a ``numpyro.optim`` optimizer or an optax transformation, or None to hold
         hyperparameters and inducing inputs.
+      loss: nothing, or ``Trace_ELBO()``, as for :class:`~numpyro_tsvgp.TSVGP`.
       natural_gradients: whether q is moved by natural gradients rather than by the optimizer.
       site_lr: the rate :math:`\rho` in (0, 1] of natural-gradient steps; see
         :class:`~numpyro_tsvgp.TSVGP`, also for the arguments that follow.
@@ -42,6 +43,7 @@ class QSVGP(Driver):
       quadrature: the quadrature rule.
       rule: the site rule.
       objective: what the M-step improves.
+      **static_kwargs: keyword arguments of the model that are the same in every call.
 
     Examples:
       >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
@@ -69,6 +71,7 @@ class QSVGP(Driver):
         model: Callable[..., Any],
         guide: AutoMomentGaussian,
         optim: Any,
+        loss: Any = None,
         *,
         natural_gradients: bool = True,
         site_lr: Rate = None,
@@ -77,6 +80,7 @@ class QSVGP(Driver):
         quadrature: int | Quadrature | None = None,
         rule: SiteRule | None = None,
         objective: Objective | None = None,
+        **static_kwargs: Any,
     ) -> None:
         if not isinstance(guide, AutoMomentGaussian):
             raise TypeError(
@@ -97,6 +101,8 @@ class QSVGP(Driver):
             quadrature=quadrature,
             rule=rule,
             objective=objective,
+            loss=loss,
+            static_kwargs=static_kwargs,
         )
         self.natural_gradients = natural_gradients
 

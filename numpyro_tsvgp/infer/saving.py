@@ -12,6 +12,7 @@ from numpyro.infer import autoguide
 
 from numpyro_tsvgp.gaussian.quadrature import GaussHermite, Quadrature, QuasiMonteCarlo
 from numpyro_tsvgp.infer.checkpoint import read_meta, read_tree, write_tree
+from numpyro_tsvgp.infer.delta import AutoUnconstrainedDelta
 from numpyro_tsvgp.infer.dual import AutoDualGaussian
 from numpyro_tsvgp.infer.fit import Fit
 from numpyro_tsvgp.infer.guide import GPGuide
@@ -27,6 +28,7 @@ _GUIDES: dict[str, type[GPGuide]] = {
     "AutoDualGaussian": AutoDualGaussian,
     "AutoMomentGaussian": AutoMomentGaussian,
 }
+_POINTS: dict[str, type] = {"AutoUnconstrainedDelta": AutoUnconstrainedDelta}
 _SETTINGS: dict[str, type] = {
     kind.__name__: kind
     for kind in (NaturalGradient, Riemannian, GaussHermite, QuasiMonteCarlo, Bound)
@@ -185,7 +187,7 @@ def _guide(
         )
     name = description["hyper_guide"]
     if hyper_guide is None:
-        known = getattr(autoguide, name, None)
+        known = _POINTS.get(name, getattr(autoguide, name, None))
         hyper_guide = known if isinstance(known, type) else None
     if hyper_guide is None:
         raise ValueError(

@@ -35,6 +35,7 @@ class TSVGP(Driver):
       optim: a ``numpyro.optim`` optimizer or an optax transformation for the hyperparameters and
         inducing inputs (``optax.lbfgs`` starts afresh in each M-step, so give it several
         ``m_steps``), or None to hold them and update sites alone.
+      loss: nothing, or ``Trace_ELBO()`` where code written for SVI passes it: the loss is built in.
       site_lr: the rate r in (0, 1], a number or a schedule (a function of the step). None means
         ``0.5 * sqrt(|M| / N)``: 0.5 for full batches, less for minibatches. A Gaussian likelihood
         is exact after one full-batch step of rate 1.
@@ -49,6 +50,7 @@ class TSVGP(Driver):
         ask for: :class:`~numpyro_tsvgp.NaturalGradient` (the default) counts it as zero,
         :class:`~numpyro_tsvgp.Riemannian` keeps it.
       objective: what the M-step improves; the bound by default.
+      **static_kwargs: keyword arguments of the model that are the same in every call, as in SVI.
 
     Examples:
       >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
@@ -79,6 +81,7 @@ class TSVGP(Driver):
         model: Callable[..., Any],
         guide: AutoDualGaussian,
         optim: Any,
+        loss: Any = None,
         *,
         site_lr: Rate = None,
         e_steps: int = 1,
@@ -86,6 +89,7 @@ class TSVGP(Driver):
         quadrature: int | Quadrature | None = None,
         rule: SiteRule | None = None,
         objective: Objective | None = None,
+        **static_kwargs: Any,
     ) -> None:
         if not isinstance(guide, GPGuide):
             raise TypeError(
@@ -107,4 +111,6 @@ class TSVGP(Driver):
             quadrature=quadrature,
             rule=rule,
             objective=objective,
+            loss=loss,
+            static_kwargs=static_kwargs,
         )

@@ -1,0 +1,48 @@
+"""Point estimates of hyperparameters in the unconstrained space."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+from numpyro.distributions.transforms import biject_to
+from numpyro.infer.autoguide import AutoDelta
+
+__all__ = ["AutoUnconstrainedDelta"]
+
+
+class AutoUnconstrainedDelta(AutoDelta):
+    r"""The mode of the posterior of the hyperparameters on their unconstrained scale.
+
+    A mode depends on the scale that a density is written in. NumPyro's ``AutoDelta``, the default
+    ``hyper_guide``, has that of :math:`p(\theta \mid y)` in :math:`\theta` as the model samples it.
+    This one has that of :math:`u = T^{-1}(\theta)`, the logarithm of what is positive,
+
+    .. math:: \arg\max_u \; \log p(T(u) \mid y) + \log |T'(u)| .
+
+    Without data a ``LogNormal(2, 1)`` ends at its mode 2.72 under the first and at its median 7.39
+    under the second, which does not favour small values.
+
+    Examples:
+      >>> from numpyro_tsvgp import AutoDualGaussian, AutoUnconstrainedDelta
+      >>> guide = AutoDualGaussian(lambda X: None, hyper_guide=AutoUnconstrainedDelta)
+      >>> guide.make_hyper_guide.__name__
+      'AutoUnconstrainedDelta'
+    """
+
+    def log_jacobian(self, values: dict[str, Any]) -> Array:
+        """The logarithm of what the density gains by the change of scale, at given values.
+
+        Args:
+          values: hyperparameters by name, as the model samples them.
+
+        Returns:
+          A scalar.
+        """
+        total = jnp.zeros(())
+        for name, value in values.items():
+            transform = biject_to(self.prototype_trace[name]["fn"].support)
+            free = transform.inv(value)
+            total = total + jnp.sum(transform.log_abs_det_jacobian(free, value))
+        return total

@@ -1,0 +1,322 @@
+"""What users of NumPyro do without thinking works, or says what to do instead."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro import handlers
+from numpyro.contrib.control_flow import scan
+from numpyro.infer import Predictive, RenyiELBO, Trace_ELBO, init_to_value
+from numpyro.infer.autoguide import AutoNormal
+from numpyro.primitives import mutable
+
+from numpyro_tsvgp import (
+    GP,
+    QSVGP,
+    TSVGP,
+    AutoDualGaussian,
+    AutoMomentGaussian,
+    AutoUnconstrainedDelta,
+    kernels,
+    load,
+    save,
+    to_arviz,
+)
+
+N = 24
+X = np.linspace(0.0, 3.0, N)
+Y = np.sin(2.0 * X) + 0.1 * np.random.RandomState(0).randn(N)
+Z = X[::4]
+KEY = jax.random.key(0)
+
+
+def model(X, y=None, flag=False):
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+    f = numpyro.sample("f", GP(kernels.RBF(lengthscale), X))
+    numpyro.deterministic("doubled", 2.0 * f * lengthscale)
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(-f if flag else f, 0.1), obs=y)
+
+
+def make(model=model, *args, hyper_guide=None, **options):
+    guide = AutoDualGaussian(model, inducing=Z, hyper_guide=hyper_guide, **options)
+    return TSVGP(model, guide, optax.adam(0.05), *args)
+
+
+def run(svi, *args, steps=3, **kwargs):
+    return svi.run(KEY, steps, *args, progress_bar=False, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def svi():
+    return make()
+
+
+@pytest.fixture(scope="module")
+def result(svi):
+    return run(svi, X, Y)
+
+
+# ---- the driver ------------------------------------------------------------------------------
+
+
+def test_the_loss_of_svi_is_taken(result):
+    np.testing.assert_array_equal(run(make(model, Trace_ELBO()), X, Y).losses, result.losses)
+    QSVGP(model, AutoMomentGaussian(model, inducing=Z), optax.adam(0.1), Trace_ELBO())
+    for loss, name in ((RenyiELBO(), "RenyiELBO"), (Trace_ELBO, "Trace_ELBO"), (0.5, "float")):
+        with pytest.raises(TypeError, match=rf"loss is built in.*but not {name}\. Leave it out"):
+            make(model, loss)
+
+
+def test_forward_mode_is_refused(svi, result):
+    with pytest.raises(ValueError, match="forward_mode_differentiation=True cannot be had.*scan"):
+        svi.update(result.state, X, Y, forward_mode_differentiation=True)
+    with pytest.raises(ValueError, match="forward_mode_differentiation"):
+        svi.run(KEY, 1, X, Y, forward_mode_differentiation=True)
+
+
+def test_static_keyword_arguments_reach_the_model():
+    guide = AutoDualGaussian(model, inducing=Z)
+    svi = TSVGP(model, guide, optax.adam(0.05), flag=True)
+    found, turned = run(svi, X, Y), run(make(), X, -Y)
+    np.testing.assert_allclose(found.losses, turned.losses)
+    assert found.fit.data.kwargs == {"flag": True}
+    with pytest.raises(TypeError, match=r"\['site_rate'\] are neither settings.*'y', 'flag'"):
+        TSVGP(model, guide, None, site_rate=0.5)
+
+
+def test_start_of_hyperparameters():
+    start = make(init_loc_fn=init_to_value(values={"lengthscale": 0.7})).init(KEY, X, Y)
+    svi = make(hyper_guide=AutoNormal)
+    found = svi.get_params(svi.init(KEY, X, Y))
+    assert float(make().get_params(start)["lengthscale_auto_loc"]) == pytest.approx(0.7)
+    # The median of fifteen draws of a standard normal, and not one uniform in (-2, 2).
+    assert all(
+        abs(float(svi.get_params(svi.init(key, X, Y))["lengthscale_auto_loc"])) < 1.0
+        for key in jax.random.split(KEY, 5)
+    )
+    assert found["lengthscale_auto_scale"] == pytest.approx(0.1)
+
+
+def test_a_strategy_of_the_hyper_guide_itself_is_kept():
+    from functools import partial
+
+    at = partial(AutoNormal, init_loc_fn=init_to_value(values={"lengthscale": 2.0}))
+    svi = make(hyper_guide=at)
+    found = svi.get_params(svi.init(KEY, X, Y))["lengthscale_auto_loc"]
+    assert float(found) == pytest.approx(np.log(2.0))
+
+
+def test_keys_may_be_traced(svi):
+    keys = jax.random.split(jax.random.key(3), 2)
+    many = jax.vmap(lambda key: svi.init(key, X, Y))(keys)
+    each = [svi.init(key, X, Y) for key in keys]
+    found = svi.get_params(many)["lengthscale_auto_loc"]
+    expected = [svi.get_params(state)["lengthscale_auto_loc"] for state in each]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    one = jax.jit(lambda key: svi.init(key, X, Y))(keys[1])
+    np.testing.assert_allclose(svi.get_params(one)["lengthscale_auto_loc"], expected[1])
+    # Nothing of the trace has stayed behind.
+    assert np.isfinite(run(svi, X, Y).losses).all()
+
+
+def test_many_data_sets_at_once(svi):
+    with pytest.raises(ValueError, match=r"inside jax\.jit or jax\.vmap where the data.*svi\.upd"):
+        jax.jit(svi.init)(KEY, X, Y)
+    many = np.stack([Y, 2.0 * Y])
+    state = svi.init(KEY, X, Y)  # as the message says
+    _, found = jax.jit(jax.vmap(lambda y: svi.update(state, X, y)))(many)
+    update = jax.jit(svi.update)
+    expected = [update(svi.init(KEY, X, y), X, y)[1] for y in many]
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+# ---- the guide -------------------------------------------------------------------------------
+
+
+def test_deterministic_sites_are_drawn(svi, result):
+    for draws in (
+        result.fit.sample(KEY, X[:5], sample_shape=(2, 3)),
+        svi.guide.sample_posterior(KEY, result.params, X[:5], sample_shape=(2, 3)),
+    ):
+        assert draws["doubled"].shape == (2, 3, 5)
+        expected = 2.0 * draws["f"] * draws["lengthscale"][..., None]
+        np.testing.assert_allclose(draws["doubled"], expected)
+    assert result.fit.sample(KEY, X[:5])["doubled"].shape == (5,)
+    median = svi.guide.median(result.params, X[:5])
+    np.testing.assert_allclose(median["doubled"], 2.0 * median["f"] * median["lengthscale"])
+    new = Predictive(model, draws, params=result.params, batch_ndims=2)(KEY, X[:5])
+    assert new["y"].shape == (2, 3, 5)
+
+
+def test_scale_of_the_mode(tmp_path):
+    """Data that say nothing leave a LogNormal(2, 1) at its mode, or at its median."""
+
+    def flat(X, y=None):
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal(2.0, 1.0))
+        f = numpyro.sample("f", GP(kernels.RBF(lengthscale), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 1e6), obs=y)
+
+    found = {}
+    for kind in (None, AutoUnconstrainedDelta):
+        guide = AutoDualGaussian(flat, inducing=Z, hyper_guide=kind, learn_inducing=False)
+        svi = TSVGP(flat, guide, optax.adam(0.1), site_lr=1.0)
+        found[kind] = run(svi, X, Y, steps=150).fit
+    assert float(found[None].hyper["lengthscale"]) == pytest.approx(np.exp(1.0), rel=1e-3)
+    fit = found[AutoUnconstrainedDelta]
+    assert float(fit.hyper["lengthscale"]) == pytest.approx(np.exp(2.0), rel=1e-3)
+    save(tmp_path / "fit.npz", fit)
+    again = load(tmp_path / "fit.npz", model=flat)
+    assert again.guide.make_hyper_guide is AutoUnconstrainedDelta
+
+
+# ---- models ----------------------------------------------------------------------------------
+
+
+def test_improper_priors():
+    def improper(X, y=None):
+        level = numpyro.sample("level", dist.ImproperUniform(dist.constraints.real, (), ()))
+        noise = numpyro.sample("noise", dist.ImproperUniform(dist.constraints.positive, (), ()))
+        f = numpyro.sample("f", GP(kernels.RBF(0.5), X, mean=lambda x: level))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    def proper(X, y=None):
+        """The same density: constants are parameters."""
+        level = numpyro.param("level", 0.2)
+        noise = numpyro.param("noise", 0.7, constraint=dist.constraints.positive)
+        f = numpyro.sample("f", GP(kernels.RBF(0.5), X, mean=lambda x: level))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    at = {"level_auto_loc": 0.2, "noise_auto_loc": 0.7}
+    found = run(make(improper), X, Y, init_params=at)
+    np.testing.assert_allclose(found.losses, run(make(proper), X, Y).losses)
+    assert found.fit.marginals(X[:3])["f"].mean.shape == (3,)
+    with pytest.warns(UserWarning, match="A prior of the model cannot be sampled"):
+        data = to_arviz(KEY, found.fit, num_samples=3)
+    assert "posterior_predictive" in data.children if hasattr(data, "children") else True
+
+
+class Bare(dist.Distribution):
+    """A density and nothing else."""
+
+    support = dist.constraints.real
+
+    def __init__(self, loc):
+        self.loc = loc
+        super().__init__(jnp.shape(loc), ())
+
+    def log_prob(self, value):
+        return dist.Normal(self.loc, 0.1).log_prob(value)
+
+
+def test_likelihood_without_draws(result):
+    def bare(X, y=None):
+        f = numpyro.sample("f", GP(kernels.RBF(0.5), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", Bare(f), obs=y)
+
+    def normal(X, y=None):
+        f = numpyro.sample("f", GP(kernels.RBF(0.5), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    fit = run(make(bare), X, Y).fit
+    expected = run(make(normal), X, Y).fit.marginals(X[:3])["f"].mean
+    np.testing.assert_allclose(fit.marginals(X[:3])["f"].mean, expected)
+    assert fit.sample(KEY, X[:3])["f"].shape == (3,)
+    data = to_arviz(KEY, fit, num_samples=3, predictions=X[:3], prior=False)
+    assert "y" not in data.predictions and "f" in data.predictions  # nothing is made up
+
+
+def test_mutable_state_is_refused():
+    def counting(X, y=None):
+        f = numpyro.sample("f", GP(kernels.RBF(0.5), X))
+        mutable("calls", {"n": jnp.zeros(())})
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    with pytest.raises(ValueError, match=r"mutable state, 'calls'.*numpyro\.param"):
+        make(counting).init(KEY, X, Y)
+
+
+def test_a_gp_inside_of_scan_is_refused_and_before_it_is_taken():
+    many = np.stack([Y, -Y])
+
+    def inside(X, y=None):
+        def body(carry, y):
+            f = numpyro.sample("f", GP(kernels.RBF(0.5), X))
+            return carry, numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+        scan(body, 0.0, y, length=2)
+
+    with pytest.raises(ValueError, match="GP site 'f' stands inside of a scan.*before the loop"):
+        make(inside).init(KEY, X, many)
+
+    def before(X, y=None):
+        with numpyro.plate("steps", 2):
+            f = numpyro.sample("f", GP(kernels.RBF(0.5), X))
+
+        def body(carry, at):
+            f, y = at
+            return carry, numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+        scan(body, 0.0, (f, y), length=2)
+
+    def plates(X, y=None):
+        with numpyro.plate("steps", 2, dim=-1):
+            f = numpyro.sample("f", GP(kernels.RBF(0.5), X))
+        with numpyro.plate("steps", 2, dim=-2), numpyro.plate("data", N, dim=-1):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    found, expected = run(make(before), X, many), run(make(plates), X, many)
+    np.testing.assert_allclose(found.losses, expected.losses)
+
+
+# ---- several threads, and precisions ---------------------------------------------------------
+
+
+def test_fits_and_predictions_in_several_threads(result):
+    """NumPyro's handlers are those of all threads: each fit must see its own alone."""
+    expected = result.fit.marginals(X[:3])["f"].mean
+    found, barrier = {}, threading.Barrier(4)
+
+    def work(i):
+        barrier.wait()
+        if i < 2:
+            found[i] = run(make(), X, Y).losses
+        else:
+            found[i] = [result.fit.marginals(X[:3])["f"].mean for _ in range(5)]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert sorted(found) == [0, 1, 2, 3]  # none has raised
+    for i in (0, 1):
+        np.testing.assert_allclose(found[i], result.losses)
+    for mean in (*found[2], *found[3]):
+        np.testing.assert_allclose(mean, expected)
+    with handlers.trace() as trace:
+        numpyro.sample("x", dist.Normal(), rng_key=KEY)
+    assert list(trace) == ["x"]  # nothing was left on the stack
+
+
+def test_data_in_single_precision_without_a_hyperparameter():
+    def plain(X, y=None):
+        f = numpyro.sample("f", GP(kernels.RBF(0.5), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    single = [x.astype(np.float32) for x in (X, Y)]
+    found, expected = run(make(plain), *single), run(make(plain), X, Y)
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=2e-2)
+    assert np.asarray(found.fit.marginals(single[0])["f"].mean).dtype == np.float32
