@@ -110,8 +110,8 @@ class InducingJoint(NamedTuple):
 class InducingReady:
     r"""A posterior by inducing values, ready to predict at any inputs.
 
-    A mean is :math:`k(x, Z) \, L^{-\top} B^{-1} \xi`, m products; a variance takes products with two
-    triangular matrices, :math:`m^2`.
+    A mean is :math:`k(x, Z) \, L^{-\top} B^{-1} \xi`, m products; a variance takes the products
+    of two triangular matrices with a vector.
 
     Attributes:
       inducing: inducing inputs Z, ``(m, d)`` or ``(m,)``.

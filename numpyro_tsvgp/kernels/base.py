@@ -13,6 +13,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_tsvgp.kernels.distance import as_matrix, as_rows
+from numpyro_tsvgp.kernels.spectral import RandomFeatures, Term, draw_features, product
 from numpyro_tsvgp.kernels.tree import pytree, static
 
 __all__ = [
@@ -86,6 +87,42 @@ class Kernel:
         X = jnp.asarray(X)
         return self.diag(X) - jax.vmap(shared, out_axes=-1)(X, X)
 
+    def random_features(
+        self, key: Array, count: int, columns: int, centre: Any = 0.0
+    ) -> RandomFeatures:
+        r"""Features :math:`\phi` with :math:`\phi(x)^\top \phi(x') \approx k(x, x')`.
+
+        Args:
+            key: random key.
+            count: how many random frequencies each stationary term of the kernel gets; each makes
+                two features.
+            columns: how many columns the inputs have.
+            centre: somewhere among the inputs, a number or an array of shape ``(columns,)``; it
+                keeps angles from rounding where inputs are large.
+
+        Returns:
+            A function of inputs that gives features of shape ``batch + (n, size)``, a pytree.
+
+        Raises:
+            ValueError: if the kernel, or one that it is made of, has none.
+
+        References:
+            Rahimi and Recht, `Random Features for Large-Scale Kernel Machines
+            <https://papers.nips.cc/paper/2007/hash/013a006f03dbc5392effeb8f18fda755-Abstract.html>`_,
+            2007. Avron, Sindhwani, Yang and Mahoney, `Quasi-Monte Carlo Feature Maps for
+            Shift-Invariant Kernels <https://jmlr.org/papers/v17/14-538.html>`_, 2016.
+        """
+        return draw_features(self.spectral_terms(columns), key, count, centre)
+
+    def spectral_terms(self, columns: int) -> tuple[Term, ...]:
+        """What :meth:`random_features` are made of; see :mod:`numpyro_tsvgp.kernels.spectral`."""
+        raise ValueError(
+            f"The kernel {type(self).__name__} has no random features, so that no functions can be "
+            "drawn. Kernels that have are RBF, Matern12, Matern32, Matern52, RationalQuadratic, "
+            "Periodic, Cosine, Constant, Linear, Polynomial and Coregion, their sums, products and "
+            "multiples. Of any kernel values can be drawn: fit.sample(key, X_new)."
+        )
+
     def __add__(self, other: Any) -> Kernel:
         if _is_number(other):
             _check_not_negative(other, "a kernel plus")
@@ -124,6 +161,9 @@ class Sum(Kernel):
     def noise(self, X: ArrayLike) -> Array:
         return self.left.noise(X) + self.right.noise(X)
 
+    def spectral_terms(self, columns: int) -> tuple[Term, ...]:
+        return self.left.spectral_terms(columns) + self.right.spectral_terms(columns)
+
 
 @pytree
 class Product(Kernel):
@@ -141,6 +181,9 @@ class Product(Kernel):
     def noise(self, X: ArrayLike) -> Array:
         left, right = self.left.noise(X), self.right.noise(X)
         return self.left.diag(X) * right + left * self.right.diag(X) - left * right
+
+    def spectral_terms(self, columns: int) -> tuple[Term, ...]:
+        return product(self.left.spectral_terms(columns), self.right.spectral_terms(columns))
 
 
 @pytree
@@ -162,6 +205,9 @@ class Scaled(Kernel):
 
     def noise(self, X: ArrayLike) -> Array:
         return jnp.asarray(self.scale)[..., None] * self.kernel.noise(X)
+
+    def spectral_terms(self, columns: int) -> tuple[Term, ...]:
+        return product([Term(self.scale)], self.kernel.spectral_terms(columns))
 
 
 @pytree
@@ -192,6 +238,10 @@ class Constant(Kernel):
     def noise(self, X: ArrayLike) -> Array:
         X = as_rows(X)
         return jnp.zeros(len(X), X.dtype)
+
+    def spectral_terms(self, columns: int) -> tuple[Term, ...]:
+        del columns
+        return (Term(self.variance),)
 
 
 @pytree

@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 from numpyro_tsvgp.kernels.base import Constant
 from numpyro_tsvgp.kernels.distance import inner, pair
 from numpyro_tsvgp.kernels.leaf import Leaf
+from numpyro_tsvgp.kernels.spectral import Term
 from numpyro_tsvgp.kernels.tree import Dims, pytree, static
 
 __all__ = ["Coregion", "Group"]
@@ -59,6 +60,14 @@ class Group(Leaf):
 
     variance: ArrayLike = 1.0
     active_dims: Dims = static(default=None)
+
+    def spectral_terms(self, columns: int) -> tuple[Term, ...]:
+        raise ValueError(
+            "The kernel Group has no random features, because it knows no list of its groups, so "
+            "that no functions can be drawn. Write it as Coregion(W=jnp.zeros((P, 1)), "
+            "kappa=variance) for the P groups 0, ..., P - 1. Values can be drawn of any kernel: "
+            "fit.sample(key, X_new)."
+        )
 
     def diag(self, X: ArrayLike) -> Array:
         return Constant(self.variance).diag(X)
@@ -123,6 +132,20 @@ class Coregion(Leaf):
                 f"Coregion: kappa has shape {jnp.shape(self.kappa)}, but its last axis must have "
                 f"size 1 or {levels}, the number of rows of W"
             )
+
+    def spectral_terms(self, columns: int) -> tuple[Term, ...]:
+        self._columns(columns)  # which must be there
+        return (Term(1.0, exact=(self,)),)
+
+    def exact_features(self, X: ArrayLike) -> Array:
+        """Features whose products are the kernel, ``batch + (n, R + P)``."""
+        w, kappa, index = self._at(self._inputs(X))
+        own = jax.nn.one_hot(index, jnp.shape(self.W)[-2], dtype=w.dtype)
+        own = jnp.sqrt(kappa)[..., None] * own
+        batch = jnp.broadcast_shapes(w.shape[:-2], own.shape[:-2])
+        return jnp.concatenate(
+            [jnp.broadcast_to(part, batch + part.shape[-2:]) for part in (w, own)], -1
+        )
 
     def diag(self, X: ArrayLike) -> Array:
         w, kappa, _ = self._at(self._inputs(X))

@@ -35,23 +35,27 @@ class Leaf(Kernel):
             object.__setattr__(self, "active_dims", dims)
 
     def _inputs(self, X: ArrayLike) -> Array:
-        X, dims = as_rows(X), self.active_dims
+        X = as_rows(X)
+        return X if self.active_dims is None else X[:, self._columns(X.shape[1])]
+
+    def _columns(self, d: int) -> np.ndarray:
+        """The columns that the kernel sees, of d."""
+        dims = self.active_dims
         if dims is None:
-            return X
+            return np.arange(d)
         if isinstance(dims, Slice):
-            name, dims = f"active_dims {dims}", dims.columns(X.shape[1])
+            name, dims = f"active_dims {dims}", dims.columns(d)
             if not dims:
                 raise IndexError(
-                    f"{type(self).__name__}: {name} names none of the {X.shape[1]} columns of the "
-                    "inputs"
+                    f"{type(self).__name__}: {name} names none of the {d} columns of the inputs"
                 )
         assert isinstance(dims, tuple)
-        if not all(-X.shape[1] <= i < X.shape[1] for i in dims):  # JAX would clamp in silence
+        if not all(-d <= i < d for i in dims):  # JAX would clamp in silence
             raise IndexError(
                 f"{type(self).__name__}: active_dims {dims} out of range for inputs with "
-                f"{X.shape[1]} columns"
+                f"{d} columns"
             )
-        return X[:, np.array(dims)]
+        return np.array(dims)
 
     def _per_input(self, name: str, X: Array) -> Array:
         """A lengthscale or period, of shape ``batch + (1, 1)`` or ``batch + (1, d)``."""

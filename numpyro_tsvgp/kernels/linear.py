@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 
 import jax.numpy as jnp
@@ -10,9 +11,13 @@ from jax.typing import ArrayLike
 
 from numpyro_tsvgp.kernels.distance import as_matrix, inner, pair
 from numpyro_tsvgp.kernels.leaf import Leaf
+from numpyro_tsvgp.kernels.spectral import Term, outer
 from numpyro_tsvgp.kernels.tree import Dims, pytree, static
 
 __all__ = ["Linear", "Polynomial"]
+
+# Of a polynomial, to draw functions with.
+_MOST_FEATURES = 2**12
 
 
 @pytree
@@ -39,6 +44,15 @@ class Linear(Leaf):
     lengthscale: ArrayLike = 1.0
     variance: ArrayLike = 1.0
     active_dims: Dims = static(default=None)
+
+    def spectral_terms(self, columns: int) -> tuple[Term, ...]:
+        self._columns(columns)  # which must be there
+        return (Term(self.variance, exact=(self,)),)
+
+    def exact_features(self, X: ArrayLike) -> Array:
+        """Features whose products are the kernel over its variance, ``batch + (n, size)``."""
+        X = self._inputs(X)
+        return X / self._per_input("lengthscale", X)
 
     def diag(self, X: ArrayLike) -> Array:
         X = self._inputs(X)
@@ -79,6 +93,25 @@ class Polynomial(Leaf):
         super().__post_init__()
         if operator.index(self.degree) < 1:
             raise ValueError(f"Polynomial: degree must be a positive integer, got {self.degree}")
+
+    def spectral_terms(self, columns: int) -> tuple[Term, ...]:
+        size = (len(self._columns(columns)) + 1) ** self.degree
+        if size > _MOST_FEATURES:
+            raise ValueError(
+                f"Polynomial of degree {self.degree} in {columns} columns has {size:,} features, "
+                f"which are too many to draw functions with ({_MOST_FEATURES:,} are the most). "
+                "Values can be drawn: fit.sample(key, X_new)."
+            )
+        return (Term(self.variance, exact=(self,)),)
+
+    def exact_features(self, X: ArrayLike) -> Array:
+        """Features whose products are the kernel over its variance, ``batch + (n, size)``."""
+        X = self._inputs(X)
+        columns = X / self._per_input("lengthscale", X)
+        one = jnp.sqrt(as_matrix(self.offset)) * jnp.ones((len(X), 1), X.dtype)
+        batch = jnp.broadcast_shapes(columns.shape[:-2], one.shape[:-2])
+        parts = [jnp.broadcast_to(part, batch + part.shape[-2:]) for part in (one, columns)]
+        return functools.reduce(outer, [jnp.concatenate(parts, -1)] * self.degree)
 
     def diag(self, X: ArrayLike) -> Array:
         squares = Linear(self.lengthscale, 1.0, self.active_dims).diag(X)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,13 @@ from jax.typing import ArrayLike
 
 from numpyro_tsvgp.kernels.distance import as_matrix, centred, pair, squared_distance
 from numpyro_tsvgp.kernels.leaf import Leaf
+from numpyro_tsvgp.kernels.spectral import (
+    Frequencies,
+    Term,
+    gamma_quantiles,
+    harmonics,
+    normal_quantiles,
+)
 from numpyro_tsvgp.kernels.tree import Dims, pytree, static
 
 __all__ = [
@@ -53,6 +62,41 @@ class Stationary(Leaf):
         """The correlation at squared, scaled distance ``s``."""
         raise NotImplementedError
 
+    def _term(self, columns: int, more: int, of: Callable[[Array, Array], Array]) -> Term:
+        """A term with frequencies in all columns that the kernel sees.
+
+        Args:
+          columns: how many the inputs have.
+          more: how many uniform numbers a frequency takes beyond one for each column.
+          of: a function of uniform numbers, ``(count, seen)`` and ``(count, more)``, that gives
+            frequencies of shape ``batch + (count, seen)``.
+
+        Returns:
+          The term.
+        """
+        seen = self._columns(columns)
+
+        def frequencies(u: Array) -> Array:
+            found = of(u[:, : len(seen)], u[:, len(seen) :])
+            return jnp.zeros((*found.shape[:-1], columns), found.dtype).at[..., seen].add(found)
+
+        return Term(self.variance, (Frequencies(len(seen) + more, frequencies),))
+
+    def _normal_mixture(
+        self, columns: int, gamma_shape: Any, scale: Callable[[Array], Array]
+    ) -> tuple[Term, ...]:
+        """Normal frequencies times a random factor, a function of a gamma variable."""
+
+        def of(u: Array, more: Array) -> Array:
+            factor = scale(gamma_quantiles(more[:, 0], gamma_shape))
+            return factor[..., None] * normal_quantiles(u) / self._per_input("lengthscale", u)
+
+        return (self._term(columns, 1, of),)
+
+    def _matern(self, columns: int, nu: float) -> tuple[Term, ...]:
+        """Frequencies of Student's t with 2 nu degrees of freedom."""
+        return self._normal_mixture(columns, nu, lambda gamma: jnp.sqrt(nu / gamma))
+
 
 @pytree
 class RBF(Stationary):
@@ -86,6 +130,12 @@ class RBF(Stationary):
 
     def _shape(self, s: Array) -> Array:
         return jnp.exp(-0.5 * s)
+
+    def spectral_terms(self, columns: int) -> tuple[Term, ...]:
+        def of(u: Array, _: Array) -> Array:
+            return normal_quantiles(u) / self._per_input("lengthscale", u)
+
+        return (self._term(columns, 0, of),)
 
 
 def _matern12(z: Array) -> Array:
@@ -138,6 +188,9 @@ class Matern12(Stationary):
     def _shape(self, s: Array) -> Array:
         return _matern12(s)
 
+    def spectral_terms(self, columns: int) -> tuple[Term, ...]:
+        return self._matern(columns, 0.5)
+
 
 @pytree
 class Matern32(Stationary):
@@ -164,6 +217,9 @@ class Matern32(Stationary):
     def _shape(self, s: Array) -> Array:
         return _matern32(3.0 * s)
 
+    def spectral_terms(self, columns: int) -> tuple[Term, ...]:
+        return self._matern(columns, 1.5)
+
 
 @pytree
 class Matern52(Stationary):
@@ -189,6 +245,9 @@ class Matern52(Stationary):
 
     def _shape(self, s: Array) -> Array:
         return _matern52(5.0 * s)
+
+    def spectral_terms(self, columns: int) -> tuple[Term, ...]:
+        return self._matern(columns, 2.5)
 
 
 @pytree
@@ -218,6 +277,12 @@ class RationalQuadratic(Stationary):
     def _shape(self, s: Array) -> Array:
         alpha = as_matrix(self.alpha)
         return jnp.exp(-alpha * jnp.log1p(s / (2.0 * alpha)))
+
+    def spectral_terms(self, columns: int) -> tuple[Term, ...]:
+        alpha = jnp.asarray(self.alpha)
+        return self._normal_mixture(
+            columns, alpha, lambda gamma: jnp.sqrt(gamma / alpha[..., None])
+        )
 
 
 @pytree
@@ -260,6 +325,17 @@ class Periodic(Stationary):
 
         return jnp.exp(-0.5 * squared_distance(*pair(on_circles, *centred(A, B))))
 
+    def spectral_terms(self, columns: int) -> tuple[Term, ...]:
+        def of(u: Array, _: Array) -> Array:
+            concentration = jnp.square(1.0 / self._per_input("lengthscale", u))
+            concentration = jnp.broadcast_to(
+                concentration, (*concentration.shape[:-1], u.shape[1])
+            )[..., 0, :]
+            found = [harmonics(u[:, i], concentration[..., i]) for i in range(u.shape[1])]
+            return jnp.stack(found, -1) * (2.0 * math.pi / self._per_input("period", u))
+
+        return (self._term(columns, 0, of),)
+
 
 @pytree
 class Cosine(Stationary):
@@ -287,3 +363,11 @@ class Cosine(Stationary):
         scale = self._per_input("lengthscale", A)
         u, v = pair(lambda X: jnp.sum(X / scale, -1), *centred(A, B))
         return jnp.cos(2.0 * math.pi * (u[..., :, None] - v[..., None, :]))
+
+    def spectral_terms(self, columns: int) -> tuple[Term, ...]:
+        # One frequency and its negative. Which of them matters in products alone.
+        def of(u: Array, more: Array) -> Array:
+            sign = jnp.where(more < 0.5, -1.0, 1.0)
+            return sign * jnp.ones_like(u) * (2.0 * math.pi / self._per_input("lengthscale", u))
+
+        return (self._term(columns, 1, of),)
