@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from numpyro.util import is_prng_key
 from numpyro_tsvgp.gaussian.linalg import add_jitter, cholesky, cholesky_and_inverse
 from numpyro_tsvgp.kernels import as_kernel
 
-__all__ = ["GP", "as_inputs", "find_gp", "functions_shape", "is_masked"]
+__all__ = ["GP", "ConstantMean", "as_inputs", "find_gp", "functions_shape", "is_masked"]
 
 
 class GP(dist.Distribution):
@@ -110,7 +110,7 @@ class GP(dist.Distribution):
         if callable(mean):
             self.mean_function = mean
         elif loc.ndim == 0 or loc.shape[-1] != n:
-            self.mean_function = _constant(loc)
+            self.mean_function = ConstantMean(loc)
         # Without the axes that `scan` and `vmap` put in front of every array.
         self._own_ndims = (self.X.ndim, len(batch_shape))
         super().__init__(batch_shape, (n,), validate_args=validate_args)
@@ -223,9 +223,13 @@ def _kl_divergence(p: GP, q: GP) -> Array:
     return jnp.broadcast_to(divergence, lax.broadcast_shapes(p.batch_shape, q.batch_shape))
 
 
-def _constant(value: Array) -> Callable[[Any], Array]:
+class ConstantMean(NamedTuple):
     """The mean function that is ``value``, of shape ``()`` or ``batch + (1,)``, at all inputs."""
-    return lambda Z: jnp.broadcast_to(value, (*value.shape[:-1], len(Z)))
+
+    value: Array
+
+    def __call__(self, Z: Any) -> Array:
+        return jnp.broadcast_to(self.value, (*self.value.shape[:-1], len(Z)))
 
 
 def as_inputs(X: Any) -> Array:

@@ -24,7 +24,6 @@ from numpyro_tsvgp.gaussian.quadrature import Marginals
 from numpyro_tsvgp.infer import prediction
 from numpyro_tsvgp.infer.guide_checks import check_inducing, check_parameters
 from numpyro_tsvgp.infer.hyper import HyperGuide, Params, starting_at
-from numpyro_tsvgp.kernels import NotACovariance
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.read import GPSite, Reading, is_latent, read
 from numpyro_tsvgp.model.structure import (
@@ -233,27 +232,7 @@ class GPGuide(AutoGuide):
         self, call: Call, params: Params, hyper: Params | None = None
     ) -> tuple[Reading, Call]:
         """The reading, and the arguments that it is of."""
-        options: dict[str, Any] = {
-            "values": {**params, **(hyper or {})},
-            "key": jax.random.key(0),
-            "first_rows": True,
-        }
-        try:
-            reading = read(self.model, call, **options)
-            # A subsample of the inputs is for the steps of a fit; here all of them are asked for.
-            if reading.subsampling > 1 and draws_inputs(self.model, reading, call):
-                call = call.of_all_data()
-                reading = read(self.model, call, **options)
-        except (jax.errors.JAXTypeError, NotACovariance):
-            raise
-        except (AttributeError, IndexError, TypeError, ValueError) as error:
-            reason = f"{type(error).__name__}: {error}".rstrip(".")
-            raise ValueError(
-                f"The model does not run with the arguments {call.describe()}, so there is "
-                f"no way to know where to predict. {reason}.{_misplaced(call)} Pass the "
-                "inputs to predict at, as in guide.marginals(params, X_new), and let the model "
-                "take the number of points from them: numpyro.plate('data', X.shape[0])."
-            ) from error
+        reading, call = prediction.read_to_predict(self.model, call, {**params, **(hyper or {})})
         needed = [key for name in reading.gps for key in self.fields_of(name)]
         check_parameters(reading, params, needed)
         return reading, call
@@ -443,18 +422,6 @@ class GPGuide(AutoGuide):
             name: prediction.dual_parameters(process, approximation)
             for name, (process, approximation) in self.latents(reading, params).items()
         }
-
-
-def _misplaced(call: Call) -> str:
-    """A hint for a first argument that belongs elsewhere."""
-    first = call.args[0] if call.args else None
-    if isinstance(first, Mapping):
-        return " The first argument looks like parameters; a fit has its own: fit.marginals(X_new)."
-    if isinstance(first, jax.Array) and (
-        jnp.issubdtype(first.dtype, jax.dtypes.prng_key) or first.dtype == jnp.uint32
-    ):
-        return " The first argument looks like a random key, which draws take and marginals do not."
-    return ""
 
 
 def _traced(tree: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,69 @@ from numpyro_tsvgp.gaussian.quadrature import Marginals
 from numpyro_tsvgp.infer.hyper import HyperGuide, Params
 from numpyro_tsvgp.infer.joint import GPPosterior
 from numpyro_tsvgp.infer.memory import refuses_matrix
+from numpyro_tsvgp.kernels import NotACovariance
 from numpyro_tsvgp.model.arguments import Call
-from numpyro_tsvgp.model.read import run_with
+from numpyro_tsvgp.model.read import Model, Reading, read, run_with
+from numpyro_tsvgp.model.structure import draws_inputs
 
 if TYPE_CHECKING:
     from numpyro_tsvgp.infer.guide import GPGuide, Latent
 
-__all__ = ["deterministic", "dual_parameters", "joint_of", "marginals", "marginals_of", "sample"]
+__all__ = [
+    "deterministic",
+    "dual_parameters",
+    "joint_of",
+    "marginals",
+    "marginals_of",
+    "read_to_predict",
+    "sample",
+]
+
+
+def read_to_predict(model: Model, call: Call, values: Params) -> tuple[Reading, Call]:
+    """Reads a model at inputs to predict at, all of them where plates draw some.
+
+    Args:
+      model: the NumPyro model.
+      call: its arguments; the data may be left out.
+      values: values of parameters and hyperparameters, by name.
+
+    Returns:
+      The reading, and the arguments that it is of.
+
+    Raises:
+      ValueError: if the model does not run with these arguments.
+    """
+    options: dict[str, Any] = {"values": values, "key": jax.random.key(0), "first_rows": True}
+    try:
+        reading = read(model, call, **options)
+        # A subsample of the inputs is for the steps of a fit; here all of them are asked for.
+        if reading.subsampling > 1 and draws_inputs(model, reading, call):
+            call = call.of_all_data()
+            reading = read(model, call, **options)
+    except (jax.errors.JAXTypeError, NotACovariance):
+        raise
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}".rstrip(".")
+        raise ValueError(
+            f"The model does not run with the arguments {call.describe()}, so there is "
+            f"no way to know where to predict. {reason}.{_misplaced(call)} Pass the "
+            "inputs to predict at, as in guide.marginals(params, X_new), and let the model "
+            "take the number of points from them: numpyro.plate('data', X.shape[0])."
+        ) from error
+    return reading, call
+
+
+def _misplaced(call: Call) -> str:
+    """A hint for a first argument that belongs elsewhere."""
+    first = call.args[0] if call.args else None
+    if isinstance(first, Mapping):
+        return " The first argument looks like parameters; a fit has its own: fit.marginals(X_new)."
+    if isinstance(first, jax.Array) and (
+        jnp.issubdtype(first.dtype, jax.dtypes.prng_key) or first.dtype == jnp.uint32
+    ):
+        return " The first argument looks like a random key, which draws take and marginals do not."
+    return ""
 
 
 @jax.jit
