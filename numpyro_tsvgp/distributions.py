@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -223,7 +224,8 @@ def _kl_divergence(p: GP, q: GP) -> Array:
     return jnp.broadcast_to(divergence, lax.broadcast_shapes(p.batch_shape, q.batch_shape))
 
 
-class ConstantMean(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class ConstantMean:
     """The mean function that is ``value``, of shape ``()`` or ``batch + (1,)``, at all inputs."""
 
     value: Array

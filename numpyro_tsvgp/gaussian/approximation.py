@@ -155,13 +155,15 @@ class Ready(Protocol):
         """The inputs whose function values carry what data say of f."""
         ...
 
-    def weights(self, noise: Array, values: Array) -> Array:
+    def weights(self, noise: Noise, values: Array) -> Array:
         r"""What makes draws of the posterior of draws of the prior, without their means.
 
         .. math:: f(x) = f_0(x) + k(x, Z) \, a, \qquad a = a(\varepsilon, f_0(Z))
 
         Args:
-          noise: standard normal numbers :math:`\varepsilon`, ``(..., functions, m)``.
+          noise: standard normal numbers :math:`\varepsilon`, two arrays of shape
+            ``(..., functions, m)``: for the function values there, and for the jitter that their
+            prior covariance has and a draw of the prior has not.
           values: the draws :math:`f_0(Z)` of the prior at :attr:`inducing`, of that shape.
 
         Returns:

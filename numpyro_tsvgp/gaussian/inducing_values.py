@@ -26,6 +26,7 @@ from numpyro_tsvgp.gaussian.linalg import (
     cholesky_and_inverse,
     cholesky_of_residual,
     congruence,
+    default_jitter,
 )
 from numpyro_tsvgp.gaussian.process import Process
 from numpyro_tsvgp.gaussian.quadrature import Marginals
@@ -118,12 +119,14 @@ class InducingReady:
       prior: the factorised prior there.
       posterior: the whitened posterior of the inducing values.
       mean_weights: weights of the kernel in the posterior mean, ``(p, m)``.
+      jitter: what the prior covariance has on its diagonal beyond the kernel, ``(k,)``.
     """
 
     inducing: Array
     prior: Prior
     posterior: Posterior
     mean_weights: Array
+    jitter: Array
 
     def marginals(self, process: Process) -> Local:
         def at(X: Array) -> Local:
@@ -137,8 +140,11 @@ class InducingReady:
 
         return map_rows(at, process.X, numbers_per_row=math.prod(self.mean_weights.shape))
 
-    def weights(self, noise: Array, values: Array) -> Array:
-        drawn = jnp.einsum("pij,...pi->...pj", self.posterior.inverse, noise)
+    def weights(self, noise: Noise, values: Array) -> Array:
+        drawn = jnp.einsum("pij,...pi->...pj", self.posterior.inverse, noise.inner)
+        # Where inputs are near each other, differences of values are as small as the jitter, and
+        # extrapolation sees them enlarged.
+        values = values + jnp.sqrt(self.jitter)[:, None] * noise.rest
         whitened_values = self.posterior.mean + drawn - _apply(self.prior.inverse, values)
         return _apply(self.prior.inverse.mT, whitened_values)
 
@@ -237,7 +243,9 @@ class InducingValues:
         prior = self.prior(process)
         q = self.posterior(process, prior)
         weights = _apply(prior.inverse.mT, q.mean)
-        return InducingReady(self.inducing, prior, q, weights)
+        variance = process.kernel.diag(self.inducing).mean(-1)
+        jitter = default_jitter(variance.dtype) if process.jitter is None else process.jitter
+        return InducingReady(self.inducing, prior, q, weights, jitter * variance)
 
     def marginals(self, process: Process) -> Local:
         return self.ready(process).marginals(process)

@@ -14,11 +14,16 @@ A kernel says what it is made of (``spectral_terms``): a sum of terms, each a va
 frequencies times exact features. Frequencies are functions of uniform numbers, which come from one
 randomly shifted lattice instead of being independent: their averages, and so the covariances, are
 closer to the integrals for it.
+
+High frequencies are rare, and yet they are what is left of a function where data nearly tell it: an
+error of the covariance that no one sees of the prior shows in the variance next to the data. So
+frequencies are drawn from a wider distribution than the spectral density, and weighted for it.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -38,9 +43,10 @@ __all__ = [
     "draw_features",
     "gamma_quantiles",
     "harmonics",
-    "normal_quantiles",
     "outer",
     "product",
+    "wide_gamma",
+    "wide_normal",
 ]
 
 
@@ -50,11 +56,12 @@ class Frequencies(NamedTuple):
     Attributes:
       coordinates: how many uniform numbers make one frequency.
       of: a function of such numbers, ``(count, coordinates)``, that gives frequencies of shape
-        ``batch + (count, columns)``.
+        ``batch + (count, columns)`` and their weights of shape ``batch + (count,)``: the spectral
+        density over the density that they are drawn from.
     """
 
     coordinates: int
-    of: Callable[[Array], Array]
+    of: Callable[[Array], tuple[Array, Array]]
 
 
 class Term(NamedTuple):
@@ -85,10 +92,14 @@ def product(left: Sequence[Term], right: Sequence[Term]) -> tuple[Term, ...]:
 
 
 class _Block(NamedTuple):
-    """Features of one term; its frequencies have shape ``batch + (count, columns)``."""
+    """Features of one term.
+
+    Frequencies have shape ``batch + (count, columns)``, amplitudes ``batch + (count,)``.
+    """
 
     variance: Array
     frequencies: Array | None
+    amplitudes: Array | None
     exact: tuple[Any, ...]
 
     def __call__(self, X: Array, centre: Any) -> Array:
@@ -98,8 +109,8 @@ class _Block(NamedTuple):
         if self.frequencies is not None:
             # A shift of the inputs changes no correlation, and keeps large angles from rounding.
             angles = inner(rows - centre, self.frequencies.astype(rows.dtype))
-            waves = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], -1)
-            parts.append(waves * self.frequencies.shape[-2] ** -0.5)
+            size = self.amplitudes[..., None, :].astype(rows.dtype)  # type: ignore[index]
+            parts.append(jnp.concatenate([size * jnp.cos(angles), size * jnp.sin(angles)], -1))
         return functools.reduce(outer, parts)
 
 
@@ -146,7 +157,7 @@ def draw_features(terms: Sequence[Term], key: Array, count: int, centre: Any) ->
     """
     blocks = []
     for key_of_term, term in zip(jax.random.split(key, len(terms)), terms, strict=True):
-        frequencies = None
+        frequencies, amplitudes = None, None
         if term.frequencies:
             stops = np.cumsum([part.coordinates for part in term.frequencies])
             uniform = _lattice(key_of_term, count, int(stops[-1]))
@@ -154,8 +165,11 @@ def draw_features(terms: Sequence[Term], key: Array, count: int, centre: Any) ->
                 part.of(uniform[:, stop - part.coordinates : stop])
                 for part, stop in zip(term.frequencies, stops, strict=True)
             ]
-            frequencies = functools.reduce(operator.add, parts)
-        blocks.append(_Block(jnp.asarray(term.variance), frequencies, term.exact))
+            frequencies = functools.reduce(operator.add, [part[0] for part in parts])
+            weights = functools.reduce(operator.mul, [part[1] for part in parts])
+            # Their sum is one, so that the variance is right exactly.
+            amplitudes = jnp.sqrt(weights / weights.sum(-1, keepdims=True))
+        blocks.append(_Block(jnp.asarray(term.variance), frequencies, amplitudes, term.exact))
     return RandomFeatures(tuple(blocks), centre)
 
 
@@ -180,9 +194,22 @@ def _lattice(key: Array, count: int, dim: int) -> Array:
     return jnp.clip(u, eps, 1 - eps)
 
 
-def normal_quantiles(u: Array) -> Array:
-    """Quantiles of the standard normal distribution."""
-    return ndtri(u)
+def wide_normal(u: Array) -> tuple[Array, Array]:
+    """Standard normal vectors from a wider distribution, ``(count, d)``, and their weights.
+
+    It is twice as wide in one dimension, and less in more, where weights would vary too much.
+    """
+    d = u.shape[-1]
+    width = (1.0 + 3.0 / d) ** 0.5
+    z = ndtri(u)
+    return width * z, width**d * jnp.exp(-0.5 * (width**2 - 1.0) * jnp.square(z).sum(-1))
+
+
+def wide_gamma(u: Array, shape: float) -> tuple[Array, Array]:
+    """Gamma variables from one with more small values, ``(count,)``, and their weights."""
+    wider = max(0.5 * shape, shape - 1.0)
+    gamma = gamma_quantiles(u, wider)
+    return gamma, gamma ** (shape - wider) * (math.gamma(wider) / math.gamma(shape))
 
 
 def gamma_quantiles(u: Array, shape: Any) -> Array:
@@ -227,13 +254,20 @@ def harmonics(u: Array, concentration: Array) -> Array:
       concentration: :math:`\kappa`, ``batch``.
 
     Returns:
-      Whole numbers, of shape ``batch + (count,)``.
+      Whole numbers from a wider distribution, and their weights, of shape ``batch + (count,)``.
     """
     angle = 2 * np.pi * np.arange(_ON_CIRCLE) / _ON_CIRCLE
     values = jnp.exp(concentration[..., None] * jnp.asarray(np.cos(angle) - 1.0, u.dtype))
-    half = jnp.maximum(jnp.fft.rfft(values).real, 0.0) / _ON_CIRCLE
+    half = jnp.fft.rfft(values).real / _ON_CIRCLE
+    half = jnp.where(half > 8 * jnp.finfo(u.dtype).eps, half, 0.0)  # the others are rounding
     top = half.shape[-1] - 1
-    cumulative = jnp.cumsum(jnp.concatenate([half[..., :0:-1], half], -1), -1)
-    flat = cumulative.reshape(-1, cumulative.shape[-1])
-    found = jax.vmap(lambda c: jnp.searchsorted(c, u * c[-1]))(flat) - top
-    return found.reshape(*concentration.shape, -1).astype(u.dtype)
+    exact = jnp.concatenate([half[..., :0:-1], half], -1)
+    wider = exact**0.25
+
+    def draw(exact: Array, wider: Array) -> tuple[Array, Array]:
+        cumulative = jnp.cumsum(wider)
+        found = jnp.searchsorted(cumulative, u * cumulative[-1])
+        return (found - top).astype(u.dtype), exact[found] / wider[found]
+
+    flat = exact.reshape(-1, exact.shape[-1]), wider.reshape(-1, exact.shape[-1])
+    return jax.tree.map(lambda x: x.reshape(*concentration.shape, -1), jax.vmap(draw)(*flat))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.scipy.special import ndtri
 from jax.typing import ArrayLike
 
 from numpyro_tsvgp.kernels.distance import as_matrix, centred, pair, squared_distance
@@ -19,7 +19,8 @@ from numpyro_tsvgp.kernels.spectral import (
     Term,
     gamma_quantiles,
     harmonics,
-    normal_quantiles,
+    wide_gamma,
+    wide_normal,
 )
 from numpyro_tsvgp.kernels.tree import Dims, pytree, static
 
@@ -62,40 +63,48 @@ class Stationary(Leaf):
         """The correlation at squared, scaled distance ``s``."""
         raise NotImplementedError
 
-    def _term(self, columns: int, more: int, of: Callable[[Array, Array], Array]) -> Term:
+    def _term(
+        self, columns: int, more: int, of: Callable[[Array, Array], tuple[Array, Array]]
+    ) -> tuple[Term, ...]:
         """A term with frequencies in all columns that the kernel sees.
 
         Args:
           columns: how many the inputs have.
           more: how many uniform numbers a frequency takes beyond one for each column.
           of: a function of uniform numbers, ``(count, seen)`` and ``(count, more)``, that gives
-            frequencies of shape ``batch + (count, seen)``.
+            frequencies of shape ``batch + (count, seen)`` and their weights.
 
         Returns:
-          The term.
+          The only term.
         """
         seen = self._columns(columns)
 
-        def frequencies(u: Array) -> Array:
-            found = of(u[:, : len(seen)], u[:, len(seen) :])
-            return jnp.zeros((*found.shape[:-1], columns), found.dtype).at[..., seen].add(found)
+        def frequencies(u: Array) -> tuple[Array, Array]:
+            found, weights = of(u[:, : len(seen)], u[:, len(seen) :])
+            all_of_them = jnp.zeros((*found.shape[:-1], columns), found.dtype)
+            return all_of_them.at[..., seen].add(found), weights
 
-        return Term(self.variance, (Frequencies(len(seen) + more, frequencies),))
-
-    def _normal_mixture(
-        self, columns: int, gamma_shape: Any, scale: Callable[[Array], Array]
-    ) -> tuple[Term, ...]:
-        """Normal frequencies times a random factor, a function of a gamma variable."""
-
-        def of(u: Array, more: Array) -> Array:
-            factor = scale(gamma_quantiles(more[:, 0], gamma_shape))
-            return factor[..., None] * normal_quantiles(u) / self._per_input("lengthscale", u)
-
-        return (self._term(columns, 1, of),)
+        return (Term(self.variance, (Frequencies(len(seen) + more, frequencies),)),)
 
     def _matern(self, columns: int, nu: float) -> tuple[Term, ...]:
         """Frequencies of Student's t with 2 nu degrees of freedom."""
-        return self._normal_mixture(columns, nu, lambda gamma: jnp.sqrt(nu / gamma))
+
+        if len(self._columns(columns)) == 1:  # one uniform number makes it, by a Cauchy variable
+
+            def of_one(u: Array, _: Array) -> tuple[Array, Array]:
+                student = jnp.tan(math.pi * (u - 0.5))
+                square = jnp.square(student[:, 0])
+                power = (1.0 + square / (2.0 * nu)) ** (-nu - 0.5)
+                return student / self._per_input("lengthscale", u), power * (1.0 + square)
+
+            return self._term(columns, 0, of_one)
+
+        def of(u: Array, more: Array) -> tuple[Array, Array]:
+            gamma, weights = wide_gamma(more[:, 0], nu)
+            student = jnp.sqrt(nu / gamma)[:, None] * ndtri(u)
+            return student / self._per_input("lengthscale", u), weights
+
+        return self._term(columns, 1, of)
 
 
 @pytree
@@ -132,10 +141,11 @@ class RBF(Stationary):
         return jnp.exp(-0.5 * s)
 
     def spectral_terms(self, columns: int) -> tuple[Term, ...]:
-        def of(u: Array, _: Array) -> Array:
-            return normal_quantiles(u) / self._per_input("lengthscale", u)
+        def of(u: Array, _: Array) -> tuple[Array, Array]:
+            normal, weights = wide_normal(u)
+            return normal / self._per_input("lengthscale", u), weights
 
-        return (self._term(columns, 0, of),)
+        return self._term(columns, 0, of)
 
 
 def _matern12(z: Array) -> Array:
@@ -280,9 +290,14 @@ class RationalQuadratic(Stationary):
 
     def spectral_terms(self, columns: int) -> tuple[Term, ...]:
         alpha = jnp.asarray(self.alpha)
-        return self._normal_mixture(
-            columns, alpha, lambda gamma: jnp.sqrt(gamma / alpha[..., None])
-        )
+
+        def of(u: Array, more: Array) -> tuple[Array, Array]:
+            gamma = gamma_quantiles(more[:, 0], alpha)
+            normal, weights = wide_normal(u)
+            scale = jnp.sqrt(gamma / alpha[..., None])[..., None]
+            return scale * normal / self._per_input("lengthscale", u), weights
+
+        return self._term(columns, 1, of)
 
 
 @pytree
@@ -326,15 +341,16 @@ class Periodic(Stationary):
         return jnp.exp(-0.5 * squared_distance(*pair(on_circles, *centred(A, B))))
 
     def spectral_terms(self, columns: int) -> tuple[Term, ...]:
-        def of(u: Array, _: Array) -> Array:
+        def of(u: Array, _: Array) -> tuple[Array, Array]:
             concentration = jnp.square(1.0 / self._per_input("lengthscale", u))
             concentration = jnp.broadcast_to(
                 concentration, (*concentration.shape[:-1], u.shape[1])
             )[..., 0, :]
             found = [harmonics(u[:, i], concentration[..., i]) for i in range(u.shape[1])]
-            return jnp.stack(found, -1) * (2.0 * math.pi / self._per_input("period", u))
+            numbers, weights = (jnp.stack(part, -1) for part in zip(*found, strict=True))
+            return numbers * (2.0 * math.pi / self._per_input("period", u)), weights.prod(-1)
 
-        return (self._term(columns, 0, of),)
+        return self._term(columns, 0, of)
 
 
 @pytree
@@ -366,8 +382,9 @@ class Cosine(Stationary):
 
     def spectral_terms(self, columns: int) -> tuple[Term, ...]:
         # One frequency and its negative. Which of them matters in products alone.
-        def of(u: Array, more: Array) -> Array:
-            sign = jnp.where(more < 0.5, -1.0, 1.0)
-            return sign * jnp.ones_like(u) * (2.0 * math.pi / self._per_input("lengthscale", u))
+        def of(u: Array, more: Array) -> tuple[Array, Array]:
+            sign = jnp.where(more < 0.5, -1.0, 1.0) * jnp.ones_like(u)
+            found = sign * (2.0 * math.pi / self._per_input("lengthscale", u))
+            return found, jnp.ones(len(u), u.dtype)
 
-        return (self._term(columns, 1, of),)
+        return self._term(columns, 1, of)
