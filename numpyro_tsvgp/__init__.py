@@ -9,12 +9,18 @@ from numpyro_tsvgp.distributions import GP
 from numpyro_tsvgp.gaussian import quadrature
 from numpyro_tsvgp.infer.delta import AutoUnconstrainedDelta
 from numpyro_tsvgp.infer.dual import AutoDualGaussian
+from numpyro_tsvgp.infer.ep_like import EPLike
+from numpyro_tsvgp.infer.fisher import FisherScoring
 from numpyro_tsvgp.infer.fit import Fit
+from numpyro_tsvgp.infer.laplace import Laplace
 from numpyro_tsvgp.infer.moment import AutoMomentGaussian
+from numpyro_tsvgp.infer.objective import Bound
+from numpyro_tsvgp.infer.propagation import ExpectationPropagation
 from numpyro_tsvgp.infer.qsvgp import QSVGP
 from numpyro_tsvgp.infer.rules import NaturalGradient, Riemannian
 from numpyro_tsvgp.infer.saving import load, save
 from numpyro_tsvgp.infer.state import FitError, TSVGPRunResult, TSVGPState
+from numpyro_tsvgp.infer.tighter import TighterBound
 from numpyro_tsvgp.infer.tsvgp import TSVGP
 from numpyro_tsvgp.reparam import GPReparam, whiten
 
@@ -36,13 +42,19 @@ __all__ = [
     "AutoDualGaussian",
     "AutoMomentGaussian",
     "AutoUnconstrainedDelta",
+    "Bound",
+    "EPLike",
+    "ExpectationPropagation",
+    "FisherScoring",
     "Fit",
     "FitError",
     "GPReparam",
+    "Laplace",
     "NaturalGradient",
     "Riemannian",
     "TSVGPRunResult",
     "TSVGPState",
+    "TighterBound",
     "collapse",
     "inducing",
     "influence",

@@ -21,19 +21,22 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
-from numpyro_tsvgp.gaussian.quadrature import Marginals, SiteGradients, site_gradients
+from numpyro_tsvgp.gaussian.approximation import Local
+from numpyro_tsvgp.gaussian.quadrature import LogLikelihood, Marginals
 from numpyro_tsvgp.gaussian.whitened import PointSites
-from numpyro_tsvgp.infer.density import scene_at
+from numpyro_tsvgp.infer.density import own_sites, scene_at
 from numpyro_tsvgp.infer.fit import Fit
 from numpyro_tsvgp.infer.hyper import Params
+from numpyro_tsvgp.infer.query import Query
+from numpyro_tsvgp.infer.row_densities import RowDensities, row_densities
+from numpyro_tsvgp.model.information import information
 from numpyro_tsvgp.model.layout import Layout, find_layout
 from numpyro_tsvgp.model.likelihood import Terms, terms
 from numpyro_tsvgp.model.read import Reading
 
-__all__ = ["AtPoints", "Frame", "Without", "at_points", "log_densities", "refine"]
+__all__ = ["AtPoints", "Frame", "at_points", "log_densities", "refine"]
 
 Evaluate = Callable[[Mapping[str, Array]], dict[str, Terms]]
 
@@ -66,17 +69,10 @@ class AtPoints(NamedTuple):
         return self.explained_without * self.alpha
 
     @property
-    def without(self) -> Without:
+    def without(self) -> Marginals:
         """The marginals with the point itself left out."""
         variance = self.variance - self.explained + self.explained_without
-        return Without(self.mean - self.shift, variance)
-
-
-class Without(NamedTuple):
-    """Mean and variance of one GP at each data point with that point left out."""
-
-    mean: Array
-    variance: Array
+        return Marginals(self.mean - self.shift, variance)
 
 
 class Frame(NamedTuple):
@@ -103,12 +99,30 @@ class Frame(NamedTuple):
         reading = self.fit.read(hyper=self.hyper)
         return reading, terms(self.fit.model, reading, self.fit.data)
 
-    def gradients(
-        self, likelihood: Any, marginals: Mapping[str, Marginals]
-    ) -> dict[str, SiteGradients]:
-        """Alpha and beta of a likelihood, as the sites of the fit hold them."""
-        _, found = site_gradients(likelihood, marginals, self.fit.nodes())
-        return {name: self.fit.rule.curvature(gradients) for name, gradients in found.items()}
+    def rows(self, *, scaled: bool = True) -> RowDensities:
+        """The log density of each row of the data."""
+        fit, reading = self.fit, self.fit.read(hyper=self.hyper)
+        return row_densities(
+            *(fit.model, fit.structure, reading, fit.data, fit.nodes()),
+            layout=self.layout,
+            scaled=scaled,
+        )
+
+    def query(
+        self,
+        likelihood: LogLikelihood,
+        rows: RowDensities,
+        local: Mapping[str, Local],
+        marginals: Mapping[str, Marginals],
+        sites: Mapping[str, PointSites] | None,
+    ) -> Query:
+        """What the site rule of the fit can ask a likelihood for."""
+        fit = self.fit
+        here = fit.read(hyper=self.hyper)
+        found = None
+        if fit.rule.needs_information:
+            found = information(fit.model, fit.structure, here, fit.data)
+        return Query(likelihood, marginals, fit.nodes(), local, sites, rows, found)
 
 
 def at_points(frame: Frame) -> dict[str, AtPoints]:
@@ -129,17 +143,22 @@ def at_points(frame: Frame) -> dict[str, AtPoints]:
         parts = [jnp.sum(t.scale * t.log_prob) for t in evaluate(values).values()]
         return jnp.stack(parts).sum()
 
-    found = {}
+    local, marginals, sites = {}, {}, None
     for name, (process, approximation) in fit.guide.latents(reading, fit.params).items():
-        local = approximation.marginals_at_data(process)
-        found[name] = local._replace(mean=local.mean + process.loc)
-    gradients = frame.gradients(
-        likelihood, {name: Marginals(q.mean, q.variance) for name, q in found.items()}
-    )
-    return {name: AtPoints(*q, *gradients[name]) for name, q in found.items()}
+        local[name] = approximation.marginals_at_data(process)
+        marginals[name] = Marginals(local[name].mean + process.loc, local[name].variance)
+    if fit.rule.needs_rows:
+        latents = fit.guide.latents(reading, fit.params)
+        at_data = {name: q.approximation.at_data(q.process) for name, q in latents.items()}
+        sites = own_sites(at_data, {name: at.start() for name, at in at_data.items()})
+    query = frame.query(likelihood, frame.rows(), local, marginals, sites)
+    gradients = fit.rule.asks(query)
+    return {
+        name: AtPoints(*marginals[name], q.explained, *gradients[name]) for name, q in local.items()
+    }
 
 
-def refine(frame: Frame, data: Mapping[str, AtPoints], steps: int) -> dict[str, Without]:
+def refine(frame: Frame, data: Mapping[str, AtPoints], steps: int) -> dict[str, Marginals]:
     """Moves the sites of all other points to where they belong without each point.
 
     Every point costs as much as ``steps`` E-steps on all data, so this is for small data.
@@ -164,14 +183,13 @@ def refine(frame: Frame, data: Mapping[str, AtPoints], steps: int) -> dict[str, 
         fit.nodes(),
         key=jax.random.key(0),
     )
-    everything, loc = scene.likelihood, {name: at.process.loc for name, at in scene.at.items()}
+    everything, rows = scene.likelihood, frame.rows()
+    loc = {name: at.process.loc for name, at in scene.at.items()}
 
-    def marginals(carries: Mapping[str, Any]) -> dict[str, Marginals]:
-        out = {}
-        for name, at in scene.at.items():
-            local = at.local(at.posterior(carries[name]))
-            out[name] = Marginals(local.mean + loc[name], local.variance)
-        return out
+    def locals_of(carries: Mapping[str, Any]) -> tuple[dict[str, Local], dict[str, Marginals]]:
+        local = {name: at.local(at.posterior(carries[name])) for name, at in scene.at.items()}
+        q = {name: Marginals(x.mean + loc[name], x.variance) for name, x in local.items()}
+        return local, q
 
     def without(i: Array) -> dict[str, Marginals]:
         here = jnp.arange(layout.rows) == i
@@ -184,11 +202,14 @@ def refine(frame: Frame, data: Mapping[str, AtPoints], steps: int) -> dict[str, 
             return everything(values) - jnp.stack(left_out).sum()
 
         def step(_: Any, carries: dict[str, Any]) -> dict[str, Any]:
-            q = marginals(carries)
+            local, q = locals_of(carries)
+            sites = own_sites(scene.at, carries) if fit.rule.needs_rows else None
+            query = frame.query(likelihood, rows.without(here), local, q, sites)
             new = {}
-            for name, (alpha, beta) in frame.gradients(likelihood, q).items():
-                sites = PointSites(alpha + beta * (q[name].mean - loc[name]), beta)
-                new[name] = carries[name].blend(sites, scene.at[name].features, 1.0)
+            for name, (alpha, beta) in fit.rule.asks(query).items():
+                beta = jnp.where(here, 0.0, beta) if fit.rule.needs_information else beta
+                asked = PointSites(alpha + beta * local[name].mean, beta)
+                new[name] = carries[name].blend(asked, scene.at[name].features, 1.0)
             return new
 
         start = {}
@@ -196,7 +217,7 @@ def refine(frame: Frame, data: Mapping[str, AtPoints], steps: int) -> dict[str, 
             linear = jnp.where(here, d.alpha + d.beta * (d.mean - loc[name]), 0.0)
             own = PointSites(-linear, -jnp.where(here, d.beta, 0.0))
             start[name] = scene.at[name].start().add(own, scene.at[name].features)
-        q = marginals(lax.fori_loop(0, steps, step, start))
+        q = locals_of(lax.fori_loop(0, steps, step, start))[1]
         return jax.tree.map(lambda x: x[:, i], q)
 
     found = lax.map(without, jnp.arange(layout.rows))
@@ -205,31 +226,15 @@ def refine(frame: Frame, data: Mapping[str, AtPoints], steps: int) -> dict[str, 
     def or_cavity(refined: Array, cavity: Array) -> Array:
         return jnp.where(ok, refined.T, cavity)
 
-    return {name: Without(*map(or_cavity, q, data[name].without)) for name, q in found.items()}
-
-
-def _nodes_for_densities(frame: Frame) -> tuple[Array, Array]:
-    """Nodes for integrals of a density, which may be narrow where its logarithm is smooth."""
-    if frame.fit.structure.dim > 1:
-        nodes = frame.fit.nodes()
-        return nodes.points, nodes.weights
-    # The trapezoidal rule, which for a Gaussian times a smooth function converges as fast as
-    # Gauss-Hermite and does not thin out where a narrow likelihood may stand.
-    z = np.linspace(-8.0, 8.0, 161)
-    weights = np.exp(-0.5 * z**2)
-    return jnp.asarray(z[:, None]), jnp.asarray(weights / weights.sum())
+    return {name: Marginals(*map(or_cavity, q, data[name].without)) for name, q in found.items()}
 
 
 def log_densities(
     frame: Frame,
     data: Mapping[str, AtPoints],
-    without: Mapping[str, Without],
+    without: Mapping[str, Marginals],
 ) -> tuple[Array, Array]:
     """Log predictive density of each row without the row, and under the posterior itself.
-
-    The nodes are those of the cavity times the site, a Gaussian near where the integrand is, and
-    their weights are corrected for it. What is integrated is the likelihood over its site, which
-    for a Gaussian likelihood is a constant and integrated exactly.
 
     Args:
       frame: the fit at one value of the hyperparameters.
@@ -239,26 +244,8 @@ def log_densities(
     Returns:
       Two arrays of shape ``(n,)``.
     """
-    axes, layout = frame.fit.structure.axes, frame.layout
-    _, evaluate = frame.read()
-
-    def visit(carry: Array, inputs: tuple[Array, Array]) -> tuple[Array, None]:
-        node, log_weight = inputs
-        inside, values, log_ratio = {}, {}, {}
-        for name, d in data.items():
-            z = node[axes[name]].astype(d.mean.dtype)[:, None]
-            inside[name] = d.mean + jnp.sqrt(d.variance) * z
-            m_c, v_c = without[name]
-            v_t = v_c / (1 + jnp.maximum(d.beta, 0.0) * v_c)
-            step = v_t * (d.alpha + d.beta * (d.mean - m_c)) + jnp.sqrt(v_t) * z
-            values[name] = m_c + step
-            log_ratio[name] = 0.5 * (z**2 - step**2 / v_c + jnp.log(v_t / v_c))
-        left_out = layout.sum_terms(evaluate(values)) + layout.sum_latents(log_ratio)
-        new = jnp.stack([left_out, layout.sum_terms(evaluate(inside))])
-        return jnp.logaddexp(carry, new + log_weight), None
-
-    nodes, weights = _nodes_for_densities(frame)
-    start = jnp.full((2, layout.groups + 1, layout.rows), -jnp.inf)
-    total, _ = lax.scan(visit, start, (nodes, jnp.log(weights)))
-    left_out, density = total.sum(1)
-    return left_out, density
+    rows = frame.rows(scaled=False)
+    sites = {name: PointSites(d.alpha + d.beta * d.mean, d.beta) for name, d in data.items()}
+    none = jax.tree.map(jnp.zeros_like, sites)
+    inside = {name: Marginals(d.mean, d.variance) for name, d in data.items()}
+    return rows.log_partition(without, sites), rows.log_partition(inside, none)

@@ -19,6 +19,7 @@ from numpyro_tsvgp.gaussian.linalg import blas_threads
 from numpyro_tsvgp.infer.collapse import Collapsed, collapsed_of
 from numpyro_tsvgp.infer.fit import Fit, check_fit
 from numpyro_tsvgp.infer.hyper import Params
+from numpyro_tsvgp.model.layout import observed_rows
 
 __all__ = ["influence", "loo"]
 
@@ -121,7 +122,7 @@ def loo(
     else:
         without, density, leverage = at_each(fit, draws)
         leverage = leverage.mean(0)
-    rows = np.flatnonzero(layout.observed)
+    rows = np.flatnonzero(observed_rows(layout, fit.read()))
     coords = {layout.dim: rows}
 
     def named(values: Array, *dims: str) -> xr.DataArray:

@@ -115,6 +115,10 @@ class AtData(Protocol):
         """The posterior at the data points."""
         ...
 
+    def point_sites(self, carry: Any) -> PointSites | None:
+        """The site of each data point without the prior mean; None where sums are all there is."""
+        ...
+
     def divergence(self, posterior: Any) -> Array:
         """The divergence of a posterior from the prior, summed over latent functions."""
         ...
@@ -181,12 +185,14 @@ class Approximation(Protocol):
     Attributes:
       optimized: names of the fields that an optimizer may own. The others are set by E-steps.
       keeps_sums: whether E-steps carry sums over sites, as some site rules need.
+      keeps_points: whether they carry a site for each data point, as others need.
       follows_inputs: whether it keeps the training inputs, so that :meth:`synced` has to follow
         hyperparameters that move them.
     """
 
     optimized: ClassVar[frozenset[str]]
     keeps_sums: ClassVar[bool]
+    keeps_points: ClassVar[bool]
     follows_inputs: ClassVar[bool]
 
     @property

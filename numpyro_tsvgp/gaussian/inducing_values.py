@@ -162,6 +162,7 @@ class InducingValues:
     inducing: Array
     optimized: ClassVar[frozenset[str]] = frozenset({"inducing"})
     keeps_sums: ClassVar[bool] = True
+    keeps_points: ClassVar[bool] = False
     follows_inputs: ClassVar[bool] = False
 
     def prior(self, process: Process) -> Prior:
@@ -369,6 +370,10 @@ class InducingAtData:
 
     def local(self, posterior: Posterior) -> Local:
         return local_of(posterior, self.features)
+
+    def point_sites(self, carry: Any) -> PointSites | None:
+        del carry  # sums do not tell
+        return None
 
     def divergence(self, posterior: Posterior) -> Array:
         return whitened.kl_divergence(posterior)

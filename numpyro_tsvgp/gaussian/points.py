@@ -85,6 +85,7 @@ class _PointSites(InducingValues):
     prior_mean: Array
 
     keeps_sums: ClassVar[bool] = False
+    keeps_points: ClassVar[bool] = True
     follows_inputs: ClassVar[bool] = True
 
     @property
@@ -259,6 +260,9 @@ class PointsAtData(InducingAtData):
 
     def posterior(self, carry: PointCarry) -> Posterior:
         return whitened.posterior(sum_sites(PointSites(*carry), self.features))
+
+    def point_sites(self, carry: PointCarry) -> PointSites:
+        return PointSites(*carry)
 
     def fresh_bound(self, kept: Any) -> tuple[Marginals, Array]:
         q = self.posterior(kept.centred(self.process.loc))

@@ -17,17 +17,28 @@ from numpyro_tsvgp.infer.fit import Fit
 from numpyro_tsvgp.infer.hyper import HyperGuide
 from numpyro_tsvgp.infer.loop import all_finite
 from numpyro_tsvgp.infer.memory import refuses_matrix
+from numpyro_tsvgp.infer.objective import Objective
+from numpyro_tsvgp.infer.rules import SiteRule
 from numpyro_tsvgp.infer.state import TSVGPState
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.checks import inspect
-from numpyro_tsvgp.model.read import Reading, one_at_a_time
+from numpyro_tsvgp.model.information import information
+from numpyro_tsvgp.model.layout import find_layout
+from numpyro_tsvgp.model.read import Model, Reading, one_at_a_time, read
 from numpyro_tsvgp.model.structure import Structure, moves_with
 from numpyro_tsvgp.model.wrapped import unwrapped
 
 if TYPE_CHECKING:
     from numpyro_tsvgp.infer.driver import Driver
 
-__all__ = ["check_priors", "check_rate", "check_site_lr", "check_start", "check_state"]
+__all__ = [
+    "check_priors",
+    "check_rate",
+    "check_rows",
+    "check_site_lr",
+    "check_start",
+    "check_state",
+]
 
 _prior = jax.jit(prior_at)
 
@@ -66,6 +77,10 @@ def check_start(
             raise ValueError(
                 f"The site rule {driver.rule!r} cannot be used for GP site '{name}': {why}."
             )
+    check_rows(driver.rule, driver.objective, driver.model, structure, call)
+    why = driver.objective.refuses(driver.model, structure, reading, call)
+    if why is not None:
+        raise ValueError(f"The objective {driver.objective!r} is not for this model: {why}.")
     if hyper_guide.is_point:
         _warn_of_random_effects(structure, reading)
         return
@@ -86,6 +101,45 @@ def check_start(
                 f"a distribution, and the guide would hold what is only right at one value. {how}, "
                 "or use point estimates (the default hyper_guide)."
             )
+
+
+def check_rows(
+    rule: SiteRule, objective: Objective, model: Model, structure: Structure, call: Call
+) -> None:
+    """Whether what a rule and an objective ask of single data points is there.
+
+    Args:
+      rule: the site rule.
+      objective: the objective.
+      model: the NumPyro model.
+      structure: its structure.
+      call: its arguments.
+
+    Raises:
+      ValueError: if it is not.
+    """
+    asking = [f"site rule {rule!r}"] * rule.needs_rows
+    asking += [f"objective {objective!r}"] * objective.needs_rows
+
+    # As compiled updates see the data: as arrays whose values are not known.
+    def look(call: Call) -> None:
+        reading = read(model, call, key=jax.random.key(0), first_rows=True)
+        if asking:
+            find_layout(model, structure, reading, call)
+        if rule.needs_information:
+            values = {
+                name: jnp.zeros((site.functions, site.rows), site.loc.dtype)
+                for name, site in reading.gps.items()
+            }
+            information(model, structure, reading, call)(values)
+
+    if not asking and not rule.needs_information:
+        return
+    what = " and the ".join(asking or [f"site rule {rule!r}"])
+    try:
+        jax.eval_shape(look, call)
+    except ValueError as error:
+        raise ValueError(f"The {what} must see data points one by one. {error}") from None
 
 
 def _warn_of_random_effects(structure: Structure, reading: Reading) -> None:

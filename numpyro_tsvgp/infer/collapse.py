@@ -16,7 +16,8 @@ from numpyro.primitives import Messenger
 
 from numpyro_tsvgp.gaussian.linalg import blas_threads
 from numpyro_tsvgp.gaussian.quadrature import Marginals
-from numpyro_tsvgp.infer.density import Scene, objective_of, scene_at
+from numpyro_tsvgp.infer.checks import check_rows
+from numpyro_tsvgp.infer.density import Scene, objective_of, scene_at, sites_of_points
 from numpyro_tsvgp.infer.fit import Fit, check_fit
 from numpyro_tsvgp.infer.hyper import Params
 from numpyro_tsvgp.infer.importance import log_weights, standard_normals
@@ -92,9 +93,14 @@ def collapse(fit: Fit, *, refresh: int = 2, objective: Objective | None = None) 
         )
     if refresh < 0 or refresh != int(refresh):
         raise ValueError(f"refresh is a number of site updates, 0 or more; got {refresh!r}.")
+    fit = fit.of_all_data()
     if objective is not None:
         fit = dataclasses.replace(fit, objective=objective)
-    return Collapsed(fit.of_all_data(), int(refresh))
+        check_rows(fit.rule, objective, fit.model, fit.structure, fit.data)
+        why = objective.refuses(fit.model, fit.structure, fit.read(), fit.data)
+        if why is not None:
+            raise ValueError(f"The objective {objective!r} is not for this model: {why}.")
+    return Collapsed(fit, int(refresh))
 
 
 def evidence_of(fit: Fit, hyper: Params, refresh: int) -> Array:
@@ -109,7 +115,9 @@ def evidence_of(fit: Fit, hyper: Params, refresh: int) -> Array:
       A scalar, differentiable as often as one likes.
     """
     fit = fit.refreshed(hyper, refresh)
-    return objective_of(_scene(fit, fit.data, hyper), fit.objective)
+    scene = _scene(fit, fit.data, hyper)
+    sites = sites_of_points(scene, fit.rule) if fit.objective.needs_rows else None
+    return objective_of(scene, fit.objective, sites=sites)
 
 
 def _scene(fit: Fit, call: Call, hyper: Params) -> Scene:

@@ -7,7 +7,7 @@ else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -21,11 +21,14 @@ from numpyro_tsvgp.gaussian.quadrature import (
     Nodes,
     Quadrature,
     nodes_for,
-    site_gradients,
 )
-from numpyro_tsvgp.infer.objective import Evaluated, Objective
-from numpyro_tsvgp.infer.rules import SiteRule
+from numpyro_tsvgp.gaussian.whitened import PointSites
+from numpyro_tsvgp.infer.objective import Evaluated, Objective, Parts
+from numpyro_tsvgp.infer.query import Query
+from numpyro_tsvgp.infer.row_densities import RowDensities, row_densities
+from numpyro_tsvgp.infer.rules import Asked, SiteRule
 from numpyro_tsvgp.model.arguments import Call
+from numpyro_tsvgp.model.information import information
 from numpyro_tsvgp.model.likelihood import log_likelihood
 from numpyro_tsvgp.model.read import Model, Reading, read
 from numpyro_tsvgp.model.structure import Structure
@@ -33,7 +36,18 @@ from numpyro_tsvgp.model.structure import Structure
 if TYPE_CHECKING:
     from numpyro_tsvgp.infer.guide import GPGuide, Params
 
-__all__ = ["Scene", "Updated", "e_steps", "nodes_of", "objective_of", "refreshed", "scene_at"]
+__all__ = [
+    "Scene",
+    "Updated",
+    "asked_at",
+    "e_steps",
+    "nodes_of",
+    "objective_of",
+    "own_sites",
+    "refreshed",
+    "scene_at",
+    "sites_of_points",
+]
 
 
 class Scene(NamedTuple):
@@ -59,6 +73,16 @@ class Scene(NamedTuple):
     def likelihood(self) -> LogLikelihood:
         """The log-likelihood as a function of the values of every GP."""
         return log_likelihood(self.model, self.reading, self.call, self.structure.below)
+
+    @property
+    def rows(self) -> RowDensities:
+        """The log density of each row of the data."""
+        return row_densities(self.model, self.structure, self.reading, self.call, self.nodes)
+
+    @property
+    def information(self) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
+        """The Fisher information of the data about each function value."""
+        return information(self.model, self.structure, self.reading, self.call)
 
     def still(self) -> Scene:
         """The same as constants, for steps that are not differentiated."""
@@ -119,6 +143,113 @@ class Updated(NamedTuple):
     before: Array
 
 
+class AskedAll(NamedTuple):
+    """What a site rule asks for at some carries.
+
+    Attributes:
+      by_gp: for every GP.
+      bound: the bound there.
+      floored: how many marginal variances were floored.
+    """
+
+    by_gp: dict[str, Asked]
+    bound: Array
+    floored: Array
+
+    def step(self, rule: SiteRule, carries: Mapping[str, Any], rate: Any) -> dict[str, Any]:
+        """The carries after a step."""
+        return {name: rule.step(carries[name], asked, rate) for name, asked in self.by_gp.items()}
+
+
+def asked_at(scene: Scene, rule: SiteRule, carries: Mapping[str, Any]) -> AskedAll:
+    """What a site rule asks the likelihood for.
+
+    Args:
+      scene: the model at the current hyperparameters.
+      rule: the site rule.
+      carries: what E-steps carry, by GP.
+
+    Returns:
+      What a step is made of, and the bound.
+    """
+    posteriors = {name: at.posterior(carries[name]) for name, at in scene.at.items()}
+    local = {name: at.local(posteriors[name]) for name, at in scene.at.items()}
+    marginals = {
+        name: Marginals(local[name].mean + at.process.loc, local[name].variance)
+        for name, at in scene.at.items()
+    }
+    query = Query(
+        scene.likelihood,
+        marginals,
+        scene.nodes,
+        local,
+        own_sites(scene.at, carries) if rule.needs_rows else None,
+        scene.rows if rule.needs_rows else None,
+        scene.information if rule.needs_information else None,
+    )
+    gradients = rule.asks(query)
+    divergences = [at.divergence(posteriors[name]) for name, at in scene.at.items()]
+    floored = [at.count_floored(posteriors[name]) for name, at in scene.at.items()]
+    asked = {
+        name: Asked(gradients[name], local[name], posteriors[name], at)
+        for name, at in scene.at.items()
+    }
+    return AskedAll(asked, query.expected - sum(divergences), sum(floored, jnp.zeros((), int)))
+
+
+def own_sites(at_data: Mapping[str, AtData], carries: Mapping[str, Any]) -> dict[str, PointSites]:
+    """The sites of the data points, about f, of approximations that keep them.
+
+    Args:
+      at_data: approximations at the data.
+      carries: what E-steps carry.
+
+    Returns:
+      Sites by GP.
+    """
+    out = {}
+    for name, at in at_data.items():
+        sites = at.point_sites(carries[name])
+        if sites is None:
+            raise TypeError(f"The approximation of GP site '{name}' keeps no sites of data points.")
+        linear, quadratic = sites
+        out[name] = PointSites(linear + quadratic * at.process.loc, quadratic)
+    return out
+
+
+# A leverage that a site in the posterior cannot have, and what such a site is shortened to.
+_NOT_IN_IT, _SHORTENED = 1.0, 0.5
+
+
+def sites_of_points(scene: Scene, rule: SiteRule) -> dict[str, PointSites]:
+    r"""The site of each data point, about f, without the factor of a subsample.
+
+    Where an approximation keeps them, they are those. Tied sites are sums: of these, a point is
+    taken to have contributed what it asks for at the posterior itself, as at a fixed point. Early
+    in a fit it may not yet be in the sums. It then asks for more than the posterior holds,
+    :math:`\beta_i s_i \ge 1`, and counts with a part of its site.
+
+    Args:
+      scene: the model at the current hyperparameters.
+      rule: the site rule.
+
+    Returns:
+      Sites by GP, each ``(functions, n)``.
+    """
+    carries = {name: at.start() for name, at in scene.at.items()}
+    if all(at.point_sites(carries[name]) is not None for name, at in scene.at.items()):
+        return own_sites(scene.at, carries)
+    out = {}
+    for name, asked in asked_at(scene, rule, carries).by_gp.items():
+        (alpha, beta), local = asked.gradients, asked.local
+        alpha, beta = alpha / scene.reading.subsampling, beta / scene.reading.subsampling
+        leverage = beta * local.explained
+        share = jnp.where(leverage < _NOT_IN_IT, 1.0, _SHORTENED / jnp.maximum(leverage, 1.0))
+        alpha, beta = share * alpha, share * beta
+        out[name] = PointSites(alpha + beta * (local.mean + asked.at.process.loc), beta)
+    return out
+
+
 def e_steps(scene: Scene, rule: SiteRule, rate: Any, steps: int) -> Updated:
     """Site updates of every GP at fixed hyperparameters.
 
@@ -133,25 +264,12 @@ def e_steps(scene: Scene, rule: SiteRule, rate: Any, steps: int) -> Updated:
     Returns:
       The approximations after the updates.
     """
-    likelihood = scene.likelihood
 
     def step(i: Any, state: tuple[dict[str, Any], Array, Array]) -> Any:
         carries, floored, before = state
-        posteriors = {name: at.posterior(carries[name]) for name, at in scene.at.items()}
-        local = {name: at.local(posteriors[name]) for name, at in scene.at.items()}
-        marginals = {
-            name: Marginals(local[name].mean + at.process.loc, local[name].variance)
-            for name, at in scene.at.items()
-        }
-        expected, gradients = site_gradients(likelihood, marginals, scene.nodes)
-        divergences = [at.divergence(posteriors[name]) for name, at in scene.at.items()]
-        before = jnp.where(i == 0, expected - sum(divergences), before)
-        new = {}
-        for name, at in scene.at.items():
-            q = posteriors[name]
-            new[name] = rule.step(carries[name], gradients[name], local[name], q, at, rate)
-            floored = floored + at.count_floored(q)
-        return new, floored, before
+        asked = asked_at(scene, rule, carries)
+        before = jnp.where(i == 0, asked.bound, before)
+        return asked.step(rule, carries, rate), floored + asked.floored, before
 
     # To the coordinates of the current prior once, before the first update, and back at the end.
     carries = {name: at.start() for name, at in scene.at.items()}
@@ -169,26 +287,38 @@ def objective_of(
     objective: Objective,
     fresh: Mapping[str, Approximation] | None = None,
     wanted: Any = None,
+    sites: Mapping[str, PointSites] | None = None,
 ) -> Array:
     """The objective of a scene, to be differentiated.
 
     Args:
       scene: the model at the current hyperparameters.
-      objective: what scores it.
+      objective: what scores it. One that needs parts needs a scene that was not made for a single
+        first derivative.
       fresh: what E-steps on this very scene led to, if it is to be scored in place of what the
-        scene was made with.
+        scene was made with; not for an objective that needs parts.
       wanted: see :class:`~numpyro_tsvgp.infer.objective.Evaluated`.
+      sites: the site of each data point, for an objective that needs rows; see
+        :func:`sites_of_points`.
 
     Returns:
       A scalar, without the log prior of the hyperparameters.
     """
     divergence: Any = 0.0
-    marginals = {}
+    marginals, explained = {}, {}
     for name, at in scene.at.items():
-        (mean, variance), kl = at.bound() if fresh is None else at.fresh_bound(fresh[name])
+        if objective.needs_parts:
+            q = at.posterior(at.start())
+            (mean, variance, explained[name]), kl = at.local(q), at.divergence(q)
+        else:
+            (mean, variance), kl = at.bound() if fresh is None else at.fresh_bound(fresh[name])
         marginals[name] = Marginals(mean + at.process.loc, variance)
         divergence = divergence + kl
-    return objective(Evaluated(scene.likelihood, marginals, divergence, scene.nodes, wanted))
+    parts = None
+    if objective.needs_parts:
+        rows = scene.rows if objective.needs_rows else None
+        parts = Parts(explained, scene.reading.subsampling, sites, rows)
+    return objective(Evaluated(scene.likelihood, marginals, divergence, scene.nodes, wanted, parts))
 
 
 def refreshed(

@@ -15,9 +15,21 @@ from numpyro.infer.util import transform_fn
 from numpyro.optim import _NumPyroOptim
 
 from numpyro_tsvgp.gaussian.quadrature import GaussHermite, Quadrature
+from numpyro_tsvgp.gaussian.whitened import PointSites
 from numpyro_tsvgp.infer.arguments import check_forward_mode, check_loss, check_static_kwargs
-from numpyro_tsvgp.infer.checks import check_site_lr, check_state
-from numpyro_tsvgp.infer.density import Scene, Updated, e_steps, nodes_of, objective_of, scene_at
+from numpyro_tsvgp.infer.checks import (
+    check_site_lr,
+    check_state,
+)
+from numpyro_tsvgp.infer.density import (
+    Scene,
+    Updated,
+    e_steps,
+    nodes_of,
+    objective_of,
+    scene_at,
+    sites_of_points,
+)
 from numpyro_tsvgp.infer.fit import Fit
 from numpyro_tsvgp.infer.guide import GPGuide
 from numpyro_tsvgp.infer.loop import all_finite
@@ -110,6 +122,10 @@ class Driver:
                 f"rule must be a site rule such as numpyro_tsvgp.Riemannian(), got {rule!r}."
             )
         self.objective: Objective = Bound() if objective is None else objective
+        if not isinstance(self.objective, Objective):
+            raise TypeError(
+                f"objective must be one such as numpyro_tsvgp.EPLike(), got {objective!r}."
+            )
         # Compiled once for each shape of data, however often `run` is called.
         self.compiled_update = jax.jit(self._update)
         self.compiled_stable_update = jax.jit(self._stable_update)
@@ -209,7 +225,7 @@ class Driver:
             hyper,
             nodes,
             key=keys.model,
-            for_gradient=True,
+            for_gradient=not self.objective.needs_parts,
         )
         return scene, log_prior(scene.reading, structure.above) - log_q
 
@@ -250,11 +266,28 @@ class Driver:
         return e_steps(scene.still(), self.rule, rate, self.e_steps)
 
     def loss(
-        self, state: TSVGPState, free: dict[str, Any], key: Array, call: Call, wanted: Any = None
+        self,
+        state: TSVGPState,
+        free: dict[str, Any],
+        key: Array,
+        call: Call,
+        wanted: Any = None,
+        sites: Mapping[str, PointSites] | None = None,
     ) -> Array:
         """Minus the objective, minus the log prior of the hyperparameters plus their entropy."""
         scene, prior = self._scene(state, free, _Keys.of(key), call)
-        return -(objective_of(scene, self.objective, wanted=wanted) + prior)
+        if sites is None and self.objective.needs_rows:
+            sites = sites_of_points(scene.still(), self.rule)
+        return -(objective_of(scene, self.objective, wanted=wanted, sites=sites) + prior)
+
+    def _held_sites(
+        self, state: TSVGPState, key: Array, call: Call
+    ) -> dict[str, PointSites] | None:
+        """The site of each data point before M-steps, for an objective that asks for them."""
+        if not self.objective.needs_rows:
+            return None
+        scene, _ = self._scene(state, self.free(state.optim_state), _Keys.of(key), call)
+        return sites_of_points(scene.still(), self.rule)
 
     def update(
         self,
@@ -284,6 +317,7 @@ class Driver:
         rng_key, key = jax.random.split(state.rng_key)
         optim, optim_state = self.optim, state.optim_state
         one_step = self.m_steps == 1 and bool(jax.tree.leaves(self.free(optim_state)))
+        one_step = one_step and not self.objective.needs_parts
         if optim is not None and one_step and evaluates_once(optim, optim_state):
             # One evaluation does both steps: they share all that depends on hyperparameters.
             def both(free: dict[str, Any]) -> tuple[Array, Any]:
@@ -313,9 +347,10 @@ class Driver:
 
     def _m_steps(self, state: TSVGPState, key: Array, call: Call) -> tuple[Any, Array]:
         """The optimizer's state after the M-steps, and the last loss."""
+        sites = self._held_sites(state, key, call)
 
         def loss_fn(free: dict[str, Any], wanted: Any = None) -> tuple[Array, None]:
-            return self.loss(state, free, key, call, wanted), None
+            return self.loss(state, free, key, call, wanted, sites), None
 
         optim, optim_state = self.optim, state.optim_state
         if optim is None or not jax.tree.leaves(self.free(optim_state)):

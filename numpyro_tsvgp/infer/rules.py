@@ -1,56 +1,86 @@
-r"""Site rules: what an E-step makes of the gradients of the likelihood.
+r"""Site rules: what an E-step makes of what the likelihood says.
 
-The E-step asks the likelihood, at the current marginals, for :math:`\alpha_i` and
-:math:`\beta_i`. A site rule turns them into a step of the sites, and says what becomes of negative
-curvature :math:`\beta_i`, which likelihoods that are not log-concave can ask for.
+At the current marginals a site rule asks the likelihood for :math:`\alpha_i` and :math:`\beta_i`, a
+slope and a curvature for each data point, and takes a step of the sites towards
 
-To add one, write a class with these three methods and pass an instance as ``rule``: see
-'Add a site rule' in the documentation.
+.. math:: \lambda_i = \alpha_i + \beta_i m_i, \qquad \beta_i .
+
+Rules differ in what they ask for, and in what becomes of negative curvature, which likelihoods that
+are not log-concave can ask for.
+
+To add one, write a class with these methods, most easily by way of :class:`Blending`, and pass an
+instance as ``rule``: see 'Add a site rule' in the documentation.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 
 from numpyro_tsvgp.gaussian.approximation import Approximation, AtData, Carry, Local
 from numpyro_tsvgp.gaussian.quadrature import SiteGradients
 from numpyro_tsvgp.gaussian.whitened import PointSites
+from numpyro_tsvgp.infer.query import Query
 
-__all__ = ["NaturalGradient", "Riemannian", "SiteRule"]
+__all__ = ["Asked", "Blending", "NaturalGradient", "Riemannian", "SiteRule", "clipped"]
+
+
+class Asked(NamedTuple):
+    """What a step of the sites of one GP is made of.
+
+    Attributes:
+      gradients: alpha and beta that the rule asks for, each ``(functions, n)``.
+      local: the posterior at the data points, without the prior mean.
+      posterior: the posterior that the approximation made of what E-steps carry.
+      at: the approximation at the data.
+    """
+
+    gradients: SiteGradients
+    local: Local
+    posterior: Any
+    at: AtData
 
 
 @runtime_checkable
 class SiteRule(Protocol):
-    """The contract of a site rule: a frozen, hashable value."""
+    """The contract of a site rule: a frozen, hashable value.
+
+    Attributes:
+      climbs: whether short steps increase the bound, so that ``site_lr="auto"`` can choose their
+        length by it.
+      needs_rows: whether the rule asks for the density and the site of each data point by itself.
+      needs_information: whether it asks for the Fisher information of the data.
+    """
+
+    climbs: ClassVar[bool]
+    needs_rows: ClassVar[bool]
+    needs_information: ClassVar[bool]
 
     def refuses(self, approximation: Approximation) -> str | None:
         """Why the rule cannot be used with an approximation, or None if it can."""
         ...
 
-    def curvature(self, gradients: SiteGradients) -> SiteGradients:
-        """The gradients as the sites of a fit hold them, which leaving one out must know."""
+    def asks(self, query: Query) -> dict[str, SiteGradients]:
+        """Alpha and beta for every GP, as the sites of a fit hold them.
+
+        They are more than a step is made of: leaving a data point out takes its site away.
+
+        Args:
+          query: the likelihood at the current posterior.
+
+        Returns:
+          By GP site, each ``(functions, n)``.
+        """
         ...
 
-    def step(
-        self,
-        carry: Any,
-        gradients: SiteGradients,
-        local: Local,
-        posterior: Any,
-        at: AtData,
-        rate: Any,
-    ) -> Any:
+    def step(self, carry: Any, asked: Asked, rate: Any) -> Any:
         """One step of size ``rate``.
 
         Args:
           carry: what E-steps carry; see :class:`~numpyro_tsvgp.gaussian.approximation.Carry`.
-          gradients: alpha and beta at the current marginals, each ``(functions, n)``.
-          local: the centred posterior at the data points.
-          posterior: the posterior that the approximation made of ``carry``.
-          at: the approximation at the data.
+          asked: what :meth:`asks` gave for the GP, and where.
           rate: the step size r in (0, 1].
 
         Returns:
@@ -59,8 +89,45 @@ class SiteRule(Protocol):
         ...
 
 
+class Blending:
+    r"""Base of rules whose steps move a share of the way to the sites that they ask for.
+
+    .. math::
+      \lambda \leftarrow (1-r) \, \lambda + r \sum_i \lambda_i, \qquad
+      \lambda_i = \big(\alpha_i + \beta_i m_i, \; \beta_i\big)
+
+    A subclass has a method ``asks``.
+    """
+
+    climbs: ClassVar[bool] = False
+    needs_rows: ClassVar[bool] = False
+    needs_information: ClassVar[bool] = False
+
+    def refuses(self, approximation: Approximation) -> str | None:
+        return None
+
+    def step(self, carry: Carry, asked: Asked, rate: Any) -> Any:
+        alpha, beta = asked.gradients
+        sites = PointSites(alpha + beta * asked.local.mean, beta)
+        return carry.blend(sites, asked.at.features, rate)
+
+
+def clipped(gradients: SiteGradients) -> SiteGradients:
+    """The same with negative curvature counted as zero.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from numpyro_tsvgp.gaussian.quadrature import SiteGradients
+      >>> from numpyro_tsvgp.infer.rules import clipped
+      >>> asked = SiteGradients(jnp.array([0.3, 0.1]), jnp.array([1.0, -0.5]))
+      >>> clipped(asked).beta.tolist()
+      [1.0, 0.0]
+    """
+    return SiteGradients(gradients.alpha, jnp.maximum(gradients.beta, 0.0))
+
+
 @dataclass(frozen=True)
-class NaturalGradient:
+class NaturalGradient(Blending):
     r"""Natural-gradient steps that count negative curvature as zero: the default.
 
     .. math::
@@ -73,39 +140,23 @@ class NaturalGradient:
     prior. For a Gaussian likelihood one full-batch step of rate 1 is exact.
 
     Examples:
-      >>> import jax.numpy as jnp
       >>> from numpyro_tsvgp import NaturalGradient
-      >>> from numpyro_tsvgp.gaussian.quadrature import SiteGradients
-      >>> asked = SiteGradients(jnp.array([0.3, 0.1]), jnp.array([1.0, -0.5]))
-      >>> NaturalGradient().curvature(asked).beta.tolist()
-      [1.0, 0.0]
+      >>> NaturalGradient()
+      NaturalGradient()
 
     References:
       V. Adam, P. E. Chang, M. E. Khan, A. Solin, *Dual parameterization of sparse variational
       Gaussian processes*, NeurIPS 2021, Eq. 20 to 22.
     """
 
-    def refuses(self, approximation: Approximation) -> str | None:
-        return None
+    climbs: ClassVar[bool] = True
 
-    def curvature(self, gradients: SiteGradients) -> SiteGradients:
-        return SiteGradients(gradients.alpha, jnp.maximum(gradients.beta, 0.0))
-
-    def step(
-        self,
-        carry: Carry,
-        gradients: SiteGradients,
-        local: Local,
-        posterior: Any,
-        at: AtData,
-        rate: Any,
-    ) -> Any:
-        alpha, beta = self.curvature(gradients)
-        return carry.blend(PointSites(alpha + beta * local.mean, beta), at.features, rate)
+    def asks(self, query: Query) -> dict[str, SiteGradients]:
+        return {name: clipped(gradients) for name, gradients in query.gradients.items()}
 
 
 @dataclass(frozen=True)
-class Riemannian:
+class Riemannian(Blending):
     r"""Steps that keep negative curvature and a positive definite posterior precision.
 
     With :math:`\Delta = \sum_i \beta_i w_i w_i^\top - G` and :math:`\mu = B^{-1}\xi`,
@@ -129,6 +180,8 @@ class Riemannian:
       learning rule*, ICML 2020.
     """
 
+    climbs: ClassVar[bool] = True
+
     def refuses(self, approximation: Approximation) -> str | None:
         if approximation.keeps_sums:
             return None
@@ -137,16 +190,8 @@ class Riemannian:
             "inducing inputs, or use the default rule, which counts negative curvature as zero"
         )
 
-    def curvature(self, gradients: SiteGradients) -> SiteGradients:
-        return gradients
+    def asks(self, query: Query) -> dict[str, SiteGradients]:
+        return query.gradients
 
-    def step(
-        self,
-        carry: Any,
-        gradients: SiteGradients,
-        local: Local,
-        posterior: Any,
-        at: AtData,
-        rate: Any,
-    ) -> Any:
-        return carry.riemannian(gradients, posterior, at.features, rate)
+    def step(self, carry: Any, asked: Asked, rate: Any) -> Any:
+        return carry.riemannian(asked.gradients, asked.posterior, asked.at.features, rate)

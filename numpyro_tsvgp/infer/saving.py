@@ -14,11 +14,16 @@ from numpyro_tsvgp.gaussian.quadrature import GaussHermite, Quadrature, QuasiMon
 from numpyro_tsvgp.infer.checkpoint import read_meta, read_tree, write_tree
 from numpyro_tsvgp.infer.delta import AutoUnconstrainedDelta
 from numpyro_tsvgp.infer.dual import AutoDualGaussian
+from numpyro_tsvgp.infer.ep_like import EPLike
+from numpyro_tsvgp.infer.fisher import FisherScoring
 from numpyro_tsvgp.infer.fit import Fit
 from numpyro_tsvgp.infer.guide import GPGuide
+from numpyro_tsvgp.infer.laplace import Laplace
 from numpyro_tsvgp.infer.moment import AutoMomentGaussian
 from numpyro_tsvgp.infer.objective import Bound, Objective
+from numpyro_tsvgp.infer.propagation import ExpectationPropagation
 from numpyro_tsvgp.infer.rules import NaturalGradient, Riemannian, SiteRule
+from numpyro_tsvgp.infer.tighter import TighterBound
 from numpyro_tsvgp.model.structure import HyperSites, Structure
 
 __all__ = ["load", "save"]
@@ -31,7 +36,11 @@ _GUIDES: dict[str, type[GPGuide]] = {
 _POINTS: dict[str, type] = {"AutoUnconstrainedDelta": AutoUnconstrainedDelta}
 _SETTINGS: dict[str, type] = {
     kind.__name__: kind
-    for kind in (NaturalGradient, Riemannian, GaussHermite, QuasiMonteCarlo, Bound)
+    for kind in (
+        *(NaturalGradient, Riemannian, Laplace, FisherScoring, ExpectationPropagation),
+        *(GaussHermite, QuasiMonteCarlo),
+        *(Bound, TighterBound, EPLike),
+    )
 }
 
 

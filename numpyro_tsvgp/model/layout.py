@@ -18,17 +18,13 @@ from jax import Array
 
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.coupling import hyper_values, sources
-from numpyro_tsvgp.model.likelihood import Terms, data_sites, terms
+from numpyro_tsvgp.model.likelihood import data_sites, pointwise_log_prob, terms
 from numpyro_tsvgp.model.read import Message, Model, Reading
 from numpyro_tsvgp.model.reads import Reads, reads
 from numpyro_tsvgp.model.structure import Structure
 from numpyro_tsvgp.model.wrapped import unmasked
 
-__all__ = ["Layout", "find_layout", "row_dim"]
-
-
-def _mask(site: Message, shape: tuple[int, ...]) -> np.ndarray:
-    return np.array(np.broadcast_to(unmasked(site["fn"])[1], shape))
+__all__ = ["Layout", "find_layout", "observed_rows", "row_dim"]
 
 
 def row_dim(trace: Mapping[str, Message], gp: str, rows: int) -> str:
@@ -53,7 +49,6 @@ class Layout(NamedTuple):
 
     rows: int
     dim: str  # name of the axis along the rows
-    observed: np.ndarray  # (n,), rows that are not masked out
     axis: dict[str, int]  # of each observed site, the axis along the rows
     term_group: dict[str, np.ndarray]  # (terms, n); the number of groups where no GP is read
     latent_group: dict[str, np.ndarray]  # (latents,)
@@ -64,12 +59,12 @@ class Layout(NamedTuple):
         xp = jnp if isinstance(values, jax.Array) else np
         return xp.moveaxis(values, self.axis[name], -1).reshape(-1, self.rows)
 
-    def sum_terms(self, terms: Mapping[str, Terms]) -> Array:
-        """Log densities summed over the terms of each group: ``(groups + 1, n)``."""
+    def sum_terms(self, log_probs: Mapping[str, Array]) -> Array:
+        """Log densities by site, summed over the terms of each group: ``(groups + 1, n)``."""
         out = jnp.zeros((self.groups + 1, self.rows))
         columns = jnp.arange(self.rows)
-        for name, term in terms.items():
-            out = out.at[self.term_group[name], columns].add(self.by_row(name, term.log_prob))
+        for name, log_prob in log_probs.items():
+            out = out.at[self.term_group[name], columns].add(self.by_row(name, log_prob))
         return out
 
     def sum_latents(self, values: Mapping[str, Array]) -> Array:
@@ -149,14 +144,17 @@ def find_layout(model: Model, structure: Structure, reading: Reading, call: Call
                 "A term of the likelihood is a sum of functions of several GPs. Leaving out a "
                 "data point needs terms that couple the GPs they read, or that read one."
             )
-
-    observed = np.zeros(n, bool)
-    data = data_sites(reading.trace)
-    for name, read in found.items():
-        mask = np.moveaxis(_mask(data[name], read.low.shape[:-1]), axis[name], -1)
-        observed |= mask.reshape(-1, n).any(0)
     dim = row_dim(reading.trace, first, n)
-    return Layout(n, dim, observed, axis, term_group, latent_group, groups)
+    return Layout(n, dim, axis, term_group, latent_group, groups)
+
+
+def observed_rows(layout: Layout, reading: Reading) -> np.ndarray:
+    """Which rows are not masked out in all of their terms, ``(n,)``; the masks must be known."""
+    observed = np.zeros(layout.rows, bool)
+    for name, site in data_sites(reading.trace).items():
+        mask = np.broadcast_to(unmasked(site["fn"])[1], pointwise_log_prob(site).shape)
+        observed |= layout.by_row(name, np.array(mask)).any(0)
+    return observed
 
 
 def _reads_of_terms(model: Model, reading: Reading, call: Call) -> dict[str, Reads]:

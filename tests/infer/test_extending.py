@@ -24,6 +24,7 @@ from numpyro_tsvgp.gaussian.linalg import add_jitter, cholesky, cholesky_of_resi
 from numpyro_tsvgp.gaussian.quadrature import Marginals, SiteGradients, site_gradients
 from numpyro_tsvgp.gaussian.whitened import PointSites
 from numpyro_tsvgp.infer.guide import GPGuide
+from numpyro_tsvgp.infer.rules import Blending
 
 RNG = np.random.RandomState(4)
 X = np.sort(RNG.uniform(-2.0, 2.0, 16))
@@ -37,7 +38,7 @@ KEY = jax.random.key(0)
 
 
 @dataclass(frozen=True)
-class Floored:
+class Floored(Blending):
     """Curvature is raised to a floor, and steps are shorter than asked for."""
 
     floor: float
@@ -46,13 +47,14 @@ class Floored:
     def refuses(self, approximation):
         return "it is for sites of points" if approximation.keeps_sums else None
 
-    def curvature(self, gradients):
-        return SiteGradients(gradients.alpha, jnp.maximum(gradients.beta, self.floor))
+    def asks(self, query):
+        return {
+            name: SiteGradients(g.alpha, jnp.maximum(g.beta, self.floor))
+            for name, g in query.gradients.items()
+        }
 
-    def step(self, carry, gradients, local, posterior, at, rate):
-        alpha, beta = self.curvature(gradients)
-        sites = PointSites(alpha + beta * local.mean, beta)
-        return carry.blend(sites, at.features, self.damping * rate)
+    def step(self, carry, asked, rate):
+        return super().step(carry, asked, self.damping * rate)
 
 
 def robust(X, y=None):
@@ -168,6 +170,7 @@ class Textbook:
 
     optimized: ClassVar[frozenset[str]] = frozenset()
     keeps_sums: ClassVar[bool] = False
+    keeps_points: ClassVar[bool] = True
     follows_inputs: ClassVar[bool] = True
 
     inducing = mean_inputs = property(lambda self: self.inputs)
@@ -253,6 +256,9 @@ class TextbookAtData:
 
     def posterior(self, carry):
         return moments(self.K, carry)
+
+    def point_sites(self, carry):
+        return PointSites(*carry)
 
     def local(self, posterior):
         mean, variance = posterior.mean[None], jnp.diagonal(posterior.covariance)[None]
