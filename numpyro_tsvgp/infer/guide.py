@@ -226,9 +226,9 @@ class GPGuide(AutoGuide):
         Returns:
           The reading. Where plates draw the inputs of GPs, all inputs are in it.
         """
-        return self._read_all(call, params, hyper)[0]
+        return self.read_all(call, params, hyper)[0]
 
-    def _read_all(
+    def read_all(
         self, call: Call, params: Params, hyper: Params | None = None
     ) -> tuple[Reading, Call]:
         """The reading, and the arguments that it is of."""
@@ -245,7 +245,7 @@ class GPGuide(AutoGuide):
                 "result.fit.marginals(X_new)."
             )
         call = Call(args, kwargs).on_device()
-        hyper_guide = self._hyper_guide_at(*self._read_all(call, params))
+        hyper_guide = self._hyper_guide_at(*self.read_all(call, params))
         hyper_guide.check(params)
         return call, hyper_guide
 
@@ -374,7 +374,7 @@ class GPGuide(AutoGuide):
         call, hyper_guide = self._at(params, args, kwargs)
         marginals = prediction.marginals(self, hyper_guide, params, call)
         found = hyper_guide.point(params) | {name: q.mean for name, q in marginals.items()}
-        call = self._read_all(call, params)[1]
+        call = self.read_all(call, params)[1]
         return found | prediction.deterministic(self, params, call, found)
 
     def quantiles(

@@ -207,13 +207,14 @@ def sample(
     def drawn(key: Array, shape: tuple[int, ...]) -> dict[str, Array]:
         key_hyper, key_gps = jax.random.split(key)
         hyper, _ = hyper_guide.draw(key_hyper, params, call)
-        latents = guide.latents(guide.read(call, params, hyper), params)
+        reading, here = guide.read_all(call, params, hyper)
+        latents = guide.latents(reading, params)
         out = {k: jnp.broadcast_to(v, shape + jnp.shape(v)) for k, v in hyper.items()}
         for k, (name, latent) in zip(
             jax.random.split(key_gps, len(latents)), latents.items(), strict=True
         ):
             out[name] = _draw(joint_of(latent), k, shape)
-        return out | _following(guide, params, call, out, shape)
+        return out | _following(guide, params, here, out, shape)
 
     if hyper_guide.is_point:
         return drawn(rng_key, sample_shape)

@@ -31,8 +31,10 @@ from numpyro_tsvgp.kernels.base import (
     White,
     as_kernel,
 )
-from numpyro_tsvgp.kernels.discrete import Coregion, Group
-from numpyro_tsvgp.kernels.linear import Linear, Polynomial
+from numpyro_tsvgp.kernels.change import ChangePoint
+from numpyro_tsvgp.kernels.discrete import Categorical, Coregion, Group
+from numpyro_tsvgp.kernels.linear import ArcCosine, Linear, Polynomial
+from numpyro_tsvgp.kernels.mixture import SpectralMixture
 from numpyro_tsvgp.kernels.stationary import (
     RBF,
     Cosine,
@@ -46,6 +48,9 @@ from numpyro_tsvgp.kernels.stationary import (
 
 __all__ = [
     "RBF",
+    "ArcCosine",
+    "Categorical",
+    "ChangePoint",
     "Constant",
     "Coregion",
     "Cosine",
@@ -63,6 +68,7 @@ __all__ = [
     "Product",
     "RationalQuadratic",
     "Scaled",
+    "SpectralMixture",
     "Stationary",
     "Sum",
     "White",

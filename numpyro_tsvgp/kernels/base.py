@@ -30,7 +30,16 @@ __all__ = [
 ]
 
 # Hyperparameters that have no meaning below zero.
-_NOT_NEGATIVE = ("variance", "lengthscale", "period", "alpha", "offset", "scale", "kappa")
+_NOT_NEGATIVE = (
+    "variance",
+    "lengthscale",
+    "period",
+    "alpha",
+    "offset",
+    "scale",
+    "kappa",
+    "weights",
+)
 
 
 class NotACovariance(ValueError):
@@ -55,6 +64,15 @@ class Kernel:
 
     # Without this, `np.float64(2.0) * kernel` is NumPy's attempt to make an array of it.
     __array_ufunc__ = None
+
+    @property
+    def ndim(self) -> int:
+        # tinygp takes what a kernel of its own is added to for a number, and asks for its axes.
+        raise TypeError(
+            "A kernel is not a number. A sum or product of a tinygp kernel and one of "
+            "numpyro_tsvgp is evaluated by the latter: give it to GP as it is, or write "
+            "kernels.as_kernel(theirs + ours)."
+        )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -333,6 +351,14 @@ def _is_tinygp(kernel: Any) -> bool:
     return all(callable(getattr(kernel, name, None)) for name in ("evaluate", "evaluate_diag"))
 
 
+def _has_ours(kernel: Any) -> bool:
+    """Whether a sum or product of tinygp has a kernel of this module as one of its numbers."""
+    parts = [getattr(kernel, name, None) for name in ("kernel1", "kernel2")]
+    return isinstance(getattr(kernel, "value", None), Kernel) or any(
+        map(_has_ours, filter(None, parts))
+    )
+
+
 def as_kernel(kernel: Any) -> Kernel:
     """Makes a :class:`Kernel` of anything that can serve as one.
 
@@ -344,7 +370,7 @@ def as_kernel(kernel: Any) -> Kernel:
 
     Returns:
         The kernel, which composes with the others. Foreign kernels get the inputs as they are.
-        (Write ``as_kernel(theirs) + ours``: tinygp takes what it is added to for a number.)
+        What tinygp makes of ``theirs + ours``, where it takes ours for a number, is taken apart.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -365,5 +391,10 @@ def as_kernel(kernel: Any) -> Kernel:
             f"cannot make a kernel of {kernel!r}: pass a kernel of numpyro_tsvgp.kernels, a tinygp "
             "kernel, or a function kernel(X1, X2) that returns a matrix of shape (n1, n2)"
         )
+    if _has_ours(kernel):
+        combine = {"Sum": Sum, "Product": Product}.get(type(kernel).__name__)
+        if combine is not None:
+            return combine(as_kernel(kernel.kernel1), as_kernel(kernel.kernel2))
+        return kernel.value
     is_leaf = jax.tree_util.treedef_is_leaf(jax.tree_util.tree_structure(kernel))
     return Function(kernel) if is_leaf else External(kernel)

@@ -16,7 +16,7 @@ from numpyro_tsvgp.kernels.leaf import Leaf
 from numpyro_tsvgp.kernels.spectral import Term
 from numpyro_tsvgp.kernels.tree import Dims, pytree, static
 
-__all__ = ["Coregion", "Group"]
+__all__ = ["Categorical", "Coregion", "Group"]
 
 
 @pytree
@@ -76,6 +76,58 @@ class Group(Leaf):
         # One column after the other: no array of shape (n1, n2, d).
         equal = (A[:, None, i] == B[None, :, i] for i in range(A.shape[1]))
         return functools.reduce(operator.and_, equal).astype(A.dtype)
+
+
+@pytree
+class Categorical(Leaf):
+    r"""Kernel of categories, whose levels all covary alike.
+
+    .. math:: k(x, x') = \sigma^2 \exp\left(-\sum_d [x_d \neq x'_d] / \ell_d\right)
+
+    Inputs are names of levels, as numbers, in any number of columns. Two that differ in one column
+    have correlation :math:`e^{-1/\ell_d}`: as :math:`\ell_d` goes to zero this is :class:`Group`,
+    and as it grows the column ceases to matter. Times a kernel of other columns it is one for
+    inputs of both kinds, ``Categorical(active_dims=0) * RBF(active_dims=1)``.
+
+    The derivative in the inputs is zero. Put inducing inputs at names of levels and keep them there
+    (``learn_inducing=False``).
+
+    Args:
+        lengthscale: :math:`\ell`, of shape ``()``, ``(d,)``, ``batch + (1,)`` or ``batch + (d,)``.
+        variance: :math:`\sigma^2`, of shape ``batch``.
+        active_dims: the columns of the inputs to use; all of them by default.
+
+    Example:
+        >>> from numpyro_tsvgp import kernels
+        >>> K = kernels.Categorical(lengthscale=2.0)([3, 4, 3], [3])
+        >>> [round(k, 4) for k in K[:, 0].tolist()]
+        [1.0, 0.6065, 1.0]
+
+    References:
+        Qian, Wu and Wu, *Gaussian Process Models for Computer Experiments With Qualitative and
+        Quantitative Factors*, Technometrics 2008.
+    """
+
+    lengthscale: ArrayLike = 1.0
+    variance: ArrayLike = 1.0
+    active_dims: Dims = static(default=None)
+
+    def diag(self, X: ArrayLike) -> Array:
+        X = self._inputs(X)
+        batch = self._per_input("lengthscale", X).shape[:-2]
+        variance = Constant(self.variance).diag(X)
+        return jnp.broadcast_to(
+            variance, (*jnp.broadcast_shapes(batch, variance.shape[:-1]), len(X))
+        )
+
+    def _correlation(self, A: Array, B: Array) -> Array:
+        rates = jnp.broadcast_to(
+            1.0 / self._per_input("lengthscale", A)[..., 0, :],
+            (*jnp.shape(self._per_input("lengthscale", A))[:-2], A.shape[1]),
+        )
+        differ = (A[:, None, i] != B[None, :, i] for i in range(A.shape[1]))
+        terms = (rates[..., i, None, None] * d for i, d in enumerate(differ))
+        return jnp.exp(-functools.reduce(operator.add, terms))
 
 
 @pytree

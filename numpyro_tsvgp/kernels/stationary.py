@@ -307,17 +307,26 @@ class Periodic(Stationary):
     .. math:: k(x, x') = \sigma^2 \exp\left(
         -2 \sum_d \sin^2\left(\pi (x_d - x'_d) / p_d\right) / \ell_d^2 \right)
 
+    That is :class:`RBF` at points on circles, whose squared distance is
+    :math:`r^2 = 4 \sum_d \sin^2\left(\pi (x_d - x'_d) / p_d\right) / \ell_d^2`. With ``base`` it is
+    another kernel of that distance, for functions that repeat themselves and are rougher.
+
     Args:
         lengthscale: :math:`\ell`, relative to the period, of shape ``()``, ``(d,)``,
             ``batch + (1,)`` or ``batch + (d,)``.
         period: :math:`p`, of such a shape too.
         variance: :math:`\sigma^2`, of shape ``batch``.
         active_dims: the columns of the inputs to use; all of them by default.
+        base: the class of a kernel of the distance alone: :class:`RBF`, :class:`Matern12`,
+            :class:`Matern32` or :class:`Matern52`.
 
     Example:
         >>> from numpyro_tsvgp import kernels
         >>> round(kernels.Periodic(period=3.0)([0.0], [6.0]).item(), 4)
         1.0
+        >>> rough = kernels.Periodic(period=3.0, base=kernels.Matern12)
+        >>> round(rough([0.0], [1.5]).item(), 4)  # half a period: a distance of 2
+        0.1353
 
     References:
         MacKay, `Introduction to Gaussian processes
@@ -328,6 +337,16 @@ class Periodic(Stationary):
     period: ArrayLike = 1.0
     variance: ArrayLike = 1.0
     active_dims: Dims = static(default=None)
+    base: type[Stationary] = static(default=RBF)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.base not in (RBF, Matern12, Matern32, Matern52):
+            name = getattr(self.base, "__name__", None) or type(self.base).__name__
+            raise TypeError(
+                f"Periodic: base is {name}, but must be one of the classes RBF, Matern12, Matern32 "
+                "and Matern52 (the class itself: hyperparameters are those of Periodic)"
+            )
 
     def _correlation(self, A: Array, B: Array) -> Array:
         scale = self._per_input("lengthscale", A)
@@ -338,9 +357,16 @@ class Periodic(Stationary):
             angle = X * frequency
             return jnp.concatenate([jnp.cos(angle) / scale, jnp.sin(angle) / scale], -1)
 
-        return jnp.exp(-0.5 * squared_distance(*pair(on_circles, *centred(A, B))))
+        return self.base()._shape(squared_distance(*pair(on_circles, *centred(A, B))))
 
     def spectral_terms(self, columns: int) -> tuple[Term, ...]:
+        if self.base is not RBF:
+            raise ValueError(
+                f"The kernel Periodic over {self.base.__name__} has no random features, so that no "
+                "functions can be drawn; Periodic over RBF, its default, has. Of any kernel values "
+                "can be drawn: fit.sample(key, X_new)."
+            )
+
         def of(u: Array, _: Array) -> tuple[Array, Array]:
             concentration = jnp.square(1.0 / self._per_input("lengthscale", u))
             concentration = jnp.broadcast_to(
