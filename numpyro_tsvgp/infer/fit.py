@@ -25,6 +25,8 @@ from numpyro_tsvgp.model.structure import Structure
 if TYPE_CHECKING:
     from numpyro_tsvgp.infer.audit import Audit
     from numpyro_tsvgp.infer.functions import FunctionDraws
+    from numpyro_tsvgp.infer.predictive import Predictions
+    from numpyro_tsvgp.infer.predictor import Predictor
 
 __all__ = ["Fit", "check_fit"]
 
@@ -160,6 +162,62 @@ class Fit:
         from numpyro_tsvgp.infer.functions import draw_functions  # it is made of fits
 
         return draw_functions(self, rng_key, num, self.inputs(args, kwargs), features=features)
+
+    def predictor(self, *args: Any, num_hyper: int = 16, **kwargs: Any) -> Predictor:
+        """The fit, ready to predict: what does not depend on new inputs is computed once.
+
+        Args:
+          *args: arguments that the model runs with, such as a few inputs; those of the training
+            data if there are none. Nothing of their inputs is kept.
+          num_hyper: how many draws of variational hyperparameters predictions average over.
+          **kwargs: keyword arguments of the model.
+
+        Returns:
+          A pytree that is called with arguments of the model, and that :func:`~numpyro_tsvgp.save`
+          takes; see :class:`~numpyro_tsvgp.infer.predictor.Predictor`.
+        """
+        from numpyro_tsvgp.infer.predictor import make_predictor  # it is made of fits
+
+        return make_predictor(self, self.inputs(args, kwargs), num_hyper)
+
+    def predict(self, *args: Any, num_hyper: int = 16, **kwargs: Any) -> Predictions:
+        """The predictive distribution of the data, in their own units.
+
+        Args:
+          *args: arguments of the model with the inputs to predict at, without the data; those of
+            the training data if there are none.
+          num_hyper: how many draws of variational hyperparameters predictions average over.
+          **kwargs: keyword arguments of the model.
+
+        Returns:
+          By observed site, its mean, variance, quantiles, probabilities and log density; see
+          :class:`~numpyro_tsvgp.infer.predictive.Prediction`. Where the model has one observed
+          site, ``fit.predict(X_new).mean`` is short for ``fit.predict(X_new)["y"].mean``.
+
+        Raises:
+          ValueError: if the model has no site to predict, or one that is not an integral over the
+            marginals of its GPs.
+
+        Examples:
+          >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+          >>> from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
+          >>> def model(X, y=None):
+          ...     f = numpyro.sample("f", GP(kernels.RBF(0.3), X))
+          ...     with numpyro.plate("data", X.shape[0]):
+          ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+          >>> X = jnp.linspace(0.0, 1.0, 20)
+          >>> svi = TSVGP(model, AutoDualGaussian(model, inducing=X[::3]), None)
+          >>> y = jnp.round(jnp.exp(jnp.sin(6.0 * X)))
+          >>> fit = svi.run(jax.random.key(0), 5, X, y, progress_bar=False).fit
+          >>> at = fit.predict(jnp.array([0.2, 0.8]))
+          >>> at.quantiles([0.05, 0.95]).shape
+          (2, 2)
+          >>> at.log_prob(jnp.array([3, 0])).shape
+          (2,)
+        """
+        call = self.inputs(args, kwargs)
+        ready = self.predictor(*call.args, num_hyper=num_hyper, **call.kwargs)
+        return ready.predict(*call.args, **call.kwargs)
 
     def audit(self, rng_key: Array, **options: Any) -> Audit:
         """Checks the fit against draws from its guide through the model's own density.

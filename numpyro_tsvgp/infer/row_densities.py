@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
 from numpyro_tsvgp.gaussian.quadrature import Marginals, Nodes
 from numpyro_tsvgp.gaussian.whitened import PointSites
+from numpyro_tsvgp.infer.mixture import fine_nodes
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.layout import Layout, find_layout
 from numpyro_tsvgp.model.likelihood import terms
@@ -209,8 +209,6 @@ def _for_densities(nodes: Nodes, dim: int) -> Nodes:
     """Nodes for integrals of a density, which may be narrow where its logarithm is smooth."""
     if dim > 1:
         return nodes
-    # The trapezoidal rule, which for a Gaussian times a smooth function converges as fast as
-    # Gauss-Hermite and does not thin out where a narrow likelihood may stand.
-    z = np.linspace(-8.0, 8.0, 161)
-    weights = np.exp(-0.5 * z**2)
-    return Nodes(nodes.axes, jnp.asarray(z[:, None]), jnp.asarray(weights / weights.sum()))
+    # Evenly spaced ones do not thin out where a narrow likelihood may stand.
+    fine = fine_nodes(1)
+    return Nodes(nodes.axes, jnp.asarray(fine.points), jnp.asarray(fine.weights))
