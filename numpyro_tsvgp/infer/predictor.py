@@ -137,9 +137,7 @@ class Predictor:
         Returns:
           A dict from GP site to a named tuple ``(mean, variance)``, each of the site's shape.
         """
-        call = self.call(args, kwargs)
-        found = {name: _averaged(q) for name, q in self.marginals(call).items()}
-        return {name: Marginals(*map(self.sites[name]._shaped, q)) for name, q in found.items()}
+        return self._marginals(self.call(args, kwargs), average=True)
 
     def predict(self, *args: Any, **kwargs: Any) -> Predictions:
         """The distribution of the data; see :meth:`numpyro_tsvgp.Fit.predict`."""
@@ -163,14 +161,17 @@ class Predictor:
 
     def marginals(self, call: Call) -> dict[str, Marginals]:
         """Marginals of each GP site for each draw of hyperparameters, ``(draws, functions, n)``."""
+        return self._marginals(call, average=False)
+
+    def _marginals(self, call: Call, *, average: bool) -> dict[str, Marginals]:
         places = _places(self, call)
         if call.is_traced:
-            return _local(self.sites, places, stacked=self.stacked)
+            return _local(self.sites, places, stacked=self.stacked, average=average)
         rows = {name: X.shape[-1 if X.ndim == 2 else -2] for name, (X, _) in places.items()}
         padded = {
             name: (_padded(X, 1), _padded(loc, loc.ndim - 1)) for name, (X, loc) in places.items()
         }
-        found = _local(self.sites, padded, stacked=self.stacked)
+        found = _local(self.sites, padded, stacked=self.stacked, average=average)
         return {name: _first_rows(q, rows[name]) for name, q in found.items()}
 
     def draws(self) -> Any:
@@ -215,16 +216,22 @@ def _places(predictor: Predictor, call: Call) -> dict[str, tuple[Array, Array]]:
     return jax.tree.map(lambda x: x[None], at(predictor.hyper))
 
 
-@partial(jax.jit, static_argnames="stacked")
-def _local(sites: Any, places: Any, *, stacked: bool) -> dict[str, Marginals]:
+@partial(jax.jit, static_argnames=("stacked", "average"))
+def _local(sites: Any, places: Any, *, stacked: bool, average: bool) -> dict[str, Marginals]:
+    """Marginals by draw, or those of the mixture of all draws, in the shape of the sites."""
+
     def at(one: Any) -> dict[str, Marginals]:
         sites, places = one
         return {name: sites[name].local(*place) for name, place in places.items()}
 
     if stacked:
-        return lax.map(at, (sites, places))
-    found = at((sites, jax.tree.map(lambda x: x[0], places)))
-    return jax.tree.map(lambda x: x[None], found)
+        found = lax.map(at, (sites, places))
+    else:
+        found = at((sites, jax.tree.map(lambda x: x[0], places)))
+        found = jax.tree.map(lambda x: x[None], found)
+    if not average:
+        return found
+    return {name: Marginals(*map(sites[name]._shaped, _averaged(q))) for name, q in found.items()}
 
 
 # ---- rows in few sizes -----------------------------------------------------------------------

@@ -21,6 +21,8 @@ from numpyro_tsvgp.infer.guide import GPGuide
 from numpyro_tsvgp.infer.laplace import Laplace
 from numpyro_tsvgp.infer.moment import AutoMomentGaussian
 from numpyro_tsvgp.infer.objective import Bound, Objective
+from numpyro_tsvgp.infer.predictor import Predictor
+from numpyro_tsvgp.infer.predictor_saving import describe_predictor, rebuild_predictor
 from numpyro_tsvgp.infer.propagation import ExpectationPropagation
 from numpyro_tsvgp.infer.rules import NaturalGradient, Riemannian, SiteRule
 from numpyro_tsvgp.infer.tighter import TighterBound
@@ -45,14 +47,15 @@ _SETTINGS: dict[str, type] = {
 
 
 def save(path: str | os.PathLike[str], fit: Any) -> None:
-    """Saves a fit to one file, or a state or a result to go on from.
+    """Saves a fit or a predictor to one file, or a state or a result to go on from.
 
     The parameters and all settings of a fit are saved; its model is code and its training data are
-    yours, so neither is.
+    yours, so neither is. A predictor is saved with its kernels at the fitted hyperparameters.
 
     Args:
       path: where to; the file is replaced in one step.
-      fit: a :class:`~numpyro_tsvgp.Fit`, a result of ``run``, a state, or any pytree of arrays.
+      fit: a :class:`~numpyro_tsvgp.Fit`, a predictor (``fit.predictor()``), a result of ``run``, a
+        state, or any pytree of arrays.
 
     Examples:
       >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -72,6 +75,11 @@ def save(path: str | os.PathLike[str], fit: Any) -> None:
     """
     if isinstance(fit, Fit):
         write_tree(path, {"params": fit.params}, {"fit": _describe(fit)})
+    elif isinstance(fit, Predictor):
+        arrays, description = describe_predictor(fit)
+        description["structure"] = _describe_structure(fit.structure)
+        description["quadrature"] = _value(fit.quadrature)
+        write_tree(path, arrays, {"predictor": description})
     else:
         write_tree(path, fit)
 
@@ -93,7 +101,8 @@ def load(
       path: the file.
       like: a state of the same fit, such as ``svi.init(key, X, y)``, if a state or a result is
         loaded; its structure is what the arrays take.
-      model: the NumPyro model, if a fit is loaded.
+      model: the NumPyro model, if a fit is loaded. A predictor can be loaded without one, to
+        predict single GP sites at their own inputs.
       guide: the guide of the fit, where it is one of your own.
       hyper_guide: its guide of hyperparameters, where that is not one of NumPyro's classes.
       rule: its site rule, where that is one of your own.
@@ -101,12 +110,19 @@ def load(
       objective: its objective, where that is one of your own.
 
     Returns:
-      A :class:`~numpyro_tsvgp.Fit` with ``model``, a pytree like ``like``, or nested dicts of
-      arrays. The fit predicts; diagnostics need ``fit.with_data(X, y)``.
+      A :class:`~numpyro_tsvgp.Fit` with ``model``, a predictor, a pytree like ``like``, or nested
+      dicts of arrays. The fit predicts; diagnostics need ``fit.with_data(X, y)``.
 
     Raises:
       ValueError: if the file is damaged, is not a fit, or belongs to another fit.
     """
+    meta = read_meta(path) if like is None else {}
+    if "predictor" in meta:
+        about = meta["predictor"]
+        if quadrature is None:
+            quadrature = _rebuild("quadrature", about["quadrature"])
+        structure = _structure(about["structure"])
+        return rebuild_predictor(read_tree(path), about, structure, quadrature, model)
     if model is None:
         return read_tree(path, like)
     description = read_meta(path).get("fit")
@@ -148,14 +164,18 @@ def _describe(fit: Fit) -> dict[str, Any]:
         "rule": _value(fit.rule),
         "quadrature": _value(fit.quadrature),
         "objective": _value(fit.objective),
-        "structure": {
-            **dataclasses.asdict(structure),
-            "hyper": [
-                list(structure.hyper.names),
-                [[list(shape), support] for shape, support in structure.hyper.signature],
-                sorted(structure.hyper.sampled),
-            ],
-        },
+        "structure": _describe_structure(structure),
+    }
+
+
+def _describe_structure(structure: Structure) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(structure),
+        "hyper": [
+            list(structure.hyper.names),
+            [[list(shape), support] for shape, support in structure.hyper.signature],
+            sorted(structure.hyper.sampled),
+        ],
     }
 
 
