@@ -166,6 +166,12 @@ def _entries_and_arrays(
     if not zipfile.is_zipfile(file):
         raise ValueError("it is not an archive, or is cut short")
     file.seek(0)
+    with zipfile.ZipFile(file) as members:
+        # What is written here is not compressed. So nothing can grow when it is read: a few
+        # megabytes of a stranger's file could be as many gigabytes of memory.
+        if any(m.compress_type != zipfile.ZIP_STORED for m in members.infolist()):
+            raise ValueError("it is compressed, which what numpyro_tsvgp writes is not")
+    file.seek(0)
     with np.load(file, allow_pickle=False) as archive:
         if _DESCRIPTION not in archive:
             raise ValueError("it has no description")
@@ -180,13 +186,26 @@ def _entries_and_arrays(
                 "meaning; fit the model again"
             )
         entries = description["entries"]
+        _check_paths([entry["path"] for entry in entries])
         arrays = [archive[entry["array"]] for entry in entries]
     for entry, array in zip(entries, arrays, strict=True):
         if (list(array.shape), str(array.dtype)) != (entry["shape"], entry["dtype"]):
             raise ValueError(f"{_join(entry['path'])} is not the array that its description says")
+        if array.dtype.kind not in "biufcV" or (array.dtype.kind == "V" and array.dtype.names):
+            raise ValueError(f"{_join(entry['path'])} is of type {array.dtype}, not of numbers")
         if entry["key"] is not None:
             jax.random.wrap_key_data(jnp.asarray(array), impl=entry["key"])
     return entries, arrays, dict(description["meta"])
+
+
+def _check_paths(paths: list[Any]) -> None:
+    """Paths are lists of names, and none leads through the end of another."""
+    if not all(isinstance(path, list) and all(isinstance(p, str) for p in path) for path in paths):
+        raise ValueError("its description has a path that is not a list of names")
+    ends = {tuple(path) for path in paths}
+    through = {tuple(path[:i]) for path in paths for i in range(1, len(path))}
+    if len(ends) < len(paths) or ends & through:
+        raise ValueError("its description has two arrays in one place")
 
 
 @cache  # reading it takes longer than writing the file

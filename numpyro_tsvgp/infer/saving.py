@@ -131,8 +131,32 @@ def load(
             f"'{path}' holds a state or a result and not a fit: load it with "
             "like=svi.init(...), or save result.fit in its place."
         )
-    params = read_tree(path)["params"]
-    given = {"rule": rule, "quadrature": quadrature, "objective": objective}
+    try:
+        return _rebuilt(
+            description,
+            model,
+            read_tree(path).get("params", {}),
+            given={"rule": rule, "quadrature": quadrature, "objective": objective},
+            guide=guide,
+            hyper_guide=hyper_guide,
+        )
+    except (AttributeError, KeyError, TypeError) as error:  # a stranger's file
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"'{path}' is not a complete numpyro_tsvgp fit: its description cannot be followed "
+            f"({reason})."
+        ) from error
+
+
+def _rebuilt(
+    description: Mapping[str, Any],
+    model: Callable[..., Any],
+    params: dict[str, Any],
+    *,
+    given: Mapping[str, Any],
+    guide: GPGuide | None,
+    hyper_guide: Callable[..., Any] | None,
+) -> Fit:
     settings: dict[str, Any] = {
         name: _rebuild(name, description[name]) if value is None else value
         for name, value in given.items()

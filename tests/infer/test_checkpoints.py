@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import tracemalloc
 from pathlib import Path
 
 import jax
@@ -214,6 +215,10 @@ HEAD = {"format": "numpyro_tsvgp fit", "format_version": 2, "meta": {}}
         ({**HEAD, "entries": [{**ENTRY, "array": "a1"}]}, "a1"),
         ({**HEAD, "entries": [{**ENTRY, "shape": [3]}]}, "x is not the array that its description"),
         ({**HEAD, "entries": [{**ENTRY, "key": "no such generator"}]}, "no such generator"),
+        ({**HEAD, "entries": [{**ENTRY, "path": None}]}, "a path that is not a list of names"),
+        ({**HEAD, "entries": [{**ENTRY, "path": [["x"]]}]}, "a path that is not a list of names"),
+        ({**HEAD, "entries": [ENTRY, ENTRY]}, "two arrays in one place"),
+        ({**HEAD, "entries": [ENTRY, {**ENTRY, "path": ["x", "y"]}]}, "two arrays in one place"),
         ({**HEAD, "entries": ["a0"]}, ""),
         ([], ""),
         (HEAD, "entries"),
@@ -224,6 +229,42 @@ def test_foreign_archives(tmp_path, description, reason):
     _archive(path, description, a0=np.ones(2))
     with pytest.raises(ValueError, match=rf"not a complete numpyro_tsvgp fit.*{reason}"):
         load(path)
+
+
+def test_arrays_that_are_not_of_numbers(tmp_path):
+    path = tmp_path / "other.npz"
+    for array in (np.array(["a", "b"]), np.zeros(2, [("x", float)])):
+        entry = {**ENTRY, "dtype": str(array.dtype)}
+        _archive(path, {**HEAD, "entries": [entry]}, a0=array)
+        with pytest.raises(ValueError, match="x is of type .*not of numbers"):
+            load(path)
+
+
+def test_compressed_files_are_not_expanded(tmp_path):
+    """A hundred megabytes of zeros in a file of a tenth of one."""
+    path = tmp_path / "bomb.npz"
+    entry = {**ENTRY, "shape": [100, 131072]}
+    text = np.frombuffer(json.dumps({**HEAD, "entries": [entry]}).encode(), np.uint8)
+    with open(path, "wb") as file:
+        np.savez_compressed(file, a0=np.zeros((100, 131072)), **{"description.json": text})
+    assert path.stat().st_size < 2**20
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="it is compressed, which what numpyro_tsvgp writes"):
+        load(path)
+    assert tracemalloc.get_traced_memory()[1] < 2**23
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "fit",
+    [{}, [], {"guide": 3}, {"rule": {"class": "Riemannian", "fields": {"no": 1}}}, {"rule": "x"}],
+)
+def test_descriptions_that_cannot_be_followed(tmp_path, fit):
+    path = tmp_path / "other.npz"
+    entry = {**ENTRY, "path": ["params", "x"]}
+    _archive(path, {**HEAD, "entries": [entry], "meta": {"fit": fit}}, a0=np.ones(2))
+    with pytest.raises(ValueError, match="not a complete numpyro_tsvgp fit.*cannot be followed"):
+        load(path, model=lambda X: None)
 
 
 def test_other_files(tmp_path):
