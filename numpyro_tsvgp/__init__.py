@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpyro_tsvgp.diagnostics.calibration import psis_khat, sbc
     from numpyro_tsvgp.diagnostics.conversion import to_arviz
     from numpyro_tsvgp.diagnostics.leave_one_out import influence, loo
+    from numpyro_tsvgp.diagnostics.pit import loo_pit
     from numpyro_tsvgp.infer.collapse import collapse
 
 try:
@@ -61,6 +62,7 @@ __all__ = [
     "kernels",
     "load",
     "loo",
+    "loo_pit",
     "psis_khat",
     "quadrature",
     "save",
@@ -74,6 +76,7 @@ _LAZY = {
     "collapse": "infer.collapse",
     "influence": "diagnostics.leave_one_out",
     "loo": "diagnostics.leave_one_out",
+    "loo_pit": "diagnostics.pit",
     "psis_khat": "diagnostics.calibration",
     "sbc": "diagnostics.calibration",
     "to_arviz": "diagnostics.conversion",

@@ -29,14 +29,15 @@ from numpyro_tsvgp.gaussian.whitened import PointSites
 from numpyro_tsvgp.infer.density import own_sites, scene_at
 from numpyro_tsvgp.infer.fit import Fit
 from numpyro_tsvgp.infer.hyper import Params
+from numpyro_tsvgp.infer.mixture import fine_nodes
 from numpyro_tsvgp.infer.query import Query
 from numpyro_tsvgp.infer.row_densities import RowDensities, row_densities
 from numpyro_tsvgp.model.information import information
 from numpyro_tsvgp.model.layout import Layout, find_layout
-from numpyro_tsvgp.model.likelihood import Terms, terms
+from numpyro_tsvgp.model.likelihood import Terms, probabilities, terms
 from numpyro_tsvgp.model.read import Reading
 
-__all__ = ["AtPoints", "Frame", "at_points", "log_densities", "refine"]
+__all__ = ["AtPoints", "Frame", "at_points", "below", "log_densities", "refine"]
 
 Evaluate = Callable[[Mapping[str, Array]], dict[str, Terms]]
 
@@ -227,6 +228,39 @@ def refine(frame: Frame, data: Mapping[str, AtPoints], steps: int) -> dict[str, 
         return jnp.where(ok, refined.T, cavity)
 
     return {name: Marginals(*map(or_cavity, q, data[name].without)) for name, q in found.items()}
+
+
+def below(frame: Frame, without: Mapping[str, Marginals]) -> tuple[Array, Array]:
+    r"""Probability of less, and of no more, than each data point, with the point left out.
+
+    .. math:: \mathrm{PIT}_i = \int F(y_i \mid f) \, \mathcal{N}(f;\, m_c, v_c) \, \mathrm{d}f
+
+    Args:
+      frame: the fit at one value of the hyperparameters.
+      without: marginals with each point left out.
+
+    Returns:
+      Two arrays of shape ``(n,)``, which are the same if data are continuous.
+    """
+    axes, layout = frame.fit.structure.axes, frame.layout
+    reading = frame.fit.read(hyper=frame.hyper)
+    evaluate = probabilities(frame.fit.model, reading, frame.fit.data)
+
+    def visit(carry: Array, inputs: tuple[Array, Array]) -> tuple[Array, None]:
+        node, weight = inputs
+        values = {
+            name: q.mean + jnp.sqrt(q.variance) * node[axes[name]].astype(q.mean.dtype)[:, None]
+            for name, q in without.items()
+        }
+        ((name, found),) = evaluate(values).items()
+        both = jnp.stack([layout.by_row(name, jnp.asarray(part))[0] for part in found])
+        return carry + weight * both, None
+
+    # Evenly spaced ones do not thin out where a narrow likelihood may stand.
+    nodes: Any = fine_nodes(1) if frame.fit.structure.dim == 1 else frame.fit.nodes()
+    given = (jnp.asarray(nodes.points), jnp.asarray(nodes.weights))
+    total, _ = lax.scan(visit, jnp.zeros((2, layout.rows)), given)
+    return total[0], total[1]
 
 
 def log_densities(

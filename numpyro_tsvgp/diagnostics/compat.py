@@ -7,7 +7,8 @@ it.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any
@@ -42,18 +43,45 @@ def build(groups: Mapping[str, xr.Dataset]) -> Any:
         "inference_library": "numpyro_tsvgp",
         "inference_library_version": __version__,
     }
+    if _major() >= 1:
+        attrs |= {
+            "creation_library": "ArviZ",
+            "creation_library_version": version("arviz-base"),
+            "creation_library_language": "Python",
+        }
+    else:
+        attrs["arviz_version"] = version("arviz")
     groups = {name: data.assign_attrs(attrs) for name, data in groups.items()}
     if _major() >= 1:
         return xr.DataTree.from_dict(groups)
     return _arviz().InferenceData(attrs=attrs, **groups)
 
 
+def numbered(name: str, dims: Sequence[str | None]) -> list[str]:
+    """Names of axes, with numbers for those without one as ArviZ counts them.
+
+    Args:
+      name: the variable.
+      dims: names of its axes, or None.
+
+    Returns:
+      Names of all axes.
+    """
+    out, unnamed = [], 0
+    for axis, dim in enumerate(dims):
+        number = unnamed if _major() >= 1 else axis  # of those without a name, or of all
+        out.append(f"{name}_dim_{number}" if dim is None else dim)
+        unnamed += dim is None
+    return out
+
+
 def elpd(
     pointwise: xr.DataArray,
     p: float,
     *,
-    samples: int,
     warning: bool,
+    leverage: xr.DataArray,
+    threshold: float,
     extra: Mapping[str, xr.DataArray],
 ) -> Any:
     """An ArviZ ELPD object of leave-one-out densities that needed no importance sampling.
@@ -61,41 +89,69 @@ def elpd(
     Args:
       pointwise: log predictive density of each point with that point left out.
       p: effective number of parameters.
-      samples: number of hyperparameter values behind it.
       warning: whether some points are unreliable.
+      leverage: how much of its own marginal each point accounts for. Nothing was weighted, so there
+        is no Pareto k; the leverage takes its place, in ``plot_khat`` for one.
+      threshold: from where on it is large.
       extra: further entries, read with ``result["name"]``.
 
     Returns:
-      What ``az.loo(..., pointwise=True)`` returns, without Pareto k.
+      What ``az.loo(..., pointwise=True)`` returns, with a text of its own.
     """
     n = pointwise.size
     total, se = float(pointwise.sum()), float(np.sqrt(n * pointwise.var()))
     if _major() >= 1:
-        result = _arviz().ELPDDataLOO(
+        result = _of_cavities(_arviz().ELPDDataLOO)(
             elpd=total,
             se=se,
             p=p,
-            n_samples=samples,
+            n_samples=1,
             n_data_points=n,
             scale="log",
             warning=warning,
-            good_k=None,  # nothing was weighted, so there is no Pareto k to compare with
+            good_k=threshold,
             elpd_i=pointwise.rename("elpd_i"),
+            pareto_k=leverage.rename("pareto_k"),
         )
     else:
         fields: dict[str, Any] = {
             "elpd_loo": total,
             "se": se,
             "p_loo": p,
-            "n_samples": samples,
+            "n_samples": 1,
             "n_data_points": n,
             "warning": warning,
             "loo_i": pointwise.rename("loo_i"),
             "scale": "log",
+            "pareto_k": leverage.rename("pareto_k"),
+            "good_k": threshold,
         }
         ELPDData = _arviz("arviz.stats.stats_utils").ELPDData
-        result = ELPDData(data=list(fields.values()), index=list(fields))
+        result = _of_cavities(ELPDData)(data=list(fields.values()), index=list(fields))
     return _with(result, extra)
+
+
+@cache
+def _of_cavities(base: Any) -> Any:
+    """A class of ArviZ whose text says where the numbers are from."""
+
+    def text(self: Any) -> str:
+        lines = base.__str__(self).split("\n")
+        table = [line for line in lines if line.startswith(("    ", "elpd", "p_loo"))]
+        high, n = int((self["pareto_k"] > self["good_k"]).sum()), int(self["n_data_points"])
+        return "\n".join(
+            [
+                f"Computed from the sites of {n} observations, leaving out each in turn; nothing "
+                "was sampled.",
+                "",
+                *table[:3],
+                "",
+                f"{high} of {n} have a leverage (pareto_k) above {self['good_k']:.2g}"
+                + (": what is left without them is extrapolation." if high else "."),
+            ]
+        )
+
+    return type("ELPDOfCavities", (base,), {"__str__": text, "__repr__": text})
 
 
 def psis_loo(

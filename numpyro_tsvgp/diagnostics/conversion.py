@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from jax import Array, lax
 
 from numpyro_tsvgp.diagnostics import compat
 from numpyro_tsvgp.diagnostics.draws import Draws, draw, prior_hyperparameters
-from numpyro_tsvgp.diagnostics.labels import Shape, shape_of
+from numpyro_tsvgp.diagnostics.labels import Labels, Shape, shape_of
 from numpyro_tsvgp.gaussian.caller import stack_level
 from numpyro_tsvgp.gaussian.linalg import blas_threads
 from numpyro_tsvgp.infer.collapse import collapsed_of, evidence_of
@@ -40,6 +41,9 @@ def to_arviz(
     mcmc: Any = None,
     result: Any = None,
     rows: Any = None,
+    coords: Mapping[str, Any] | None = None,
+    dims: Mapping[str, Sequence[str]] | str | None = None,
+    pred_coords: Mapping[str, Any] | None = None,
     joint: bool | None = None,
 ) -> Any:
     """A fitted model as an ArviZ object, ready for everything ArviZ does.
@@ -54,8 +58,8 @@ def to_arviz(
       of the GPs.
     - ``predictions`` and ``predictions_constant_data`` at the arguments in ``predictions``. Draws
       are paired with those of the posterior in their hyperparameters.
-    - ``fit``, with ``result``: the losses, the bound, the number of rejected steps and the inducing
-      inputs.
+    - ``fit_data``, with ``result``: the losses, the bound, the number of rejected steps and the
+      inducing inputs.
     - ``sample_stats``, with ``mcmc``: the statistics of the sampler.
 
     Dims are ``chain`` and ``draw`` and then the names of the model's plates; the axis of a GP is
@@ -79,6 +83,14 @@ def to_arviz(
       result: what ``svi.run`` returned.
       rows: which rows of GP sites (and of deterministic sites along them) to keep in
         ``posterior`` and ``prior``: indices, a slice or a mask; all by default.
+      coords: labels by the name of a dim, as in ``az.from_numpyro``: ``coords={"data": years}``.
+        Labels of the rows of the data are not those of predictions.
+      dims: names of dims by site, as in ``az.from_numpyro``, where plates give none:
+        ``dims={"b": ["covariate"]}``; or ``"numpyro"`` for those that ``az.from_numpyro`` gives to
+        draws of the same model. They differ in GPs and deterministic sites, which it calls
+        ``f_dim_0`` along the rows. (Two arrays with different dims do not subtract: xarray makes
+        the outer product of them.)
+      pred_coords: labels of the groups of predictions, ``pred_coords={"data": coming_years}``.
       joint: whether draws of f have their joint covariance, which costs the cube of n. Without,
         they are correlated through the inducing values alone; each marginal is exact either way.
         By default jointly up to 2048 rows, or up to 512 where every draw has its own
@@ -146,7 +158,7 @@ def to_arviz(
         "constant_data": here.inputs(),
     }
     if result is not None:
-        groups["fit"] = _fit_group(fit, result)
+        groups["fit_data"] = _fit_group(fit, result)
     if prior:
         try:
             from_prior = drawn(
@@ -173,7 +185,22 @@ def to_arviz(
         groups["predictions_constant_data"] = there.inputs()
     if mcmc is not None:
         groups["sample_stats"] = _sample_stats(mcmc)
-    return compat.build({name: group for name, group in groups.items() if group})
+    if dims == "numpyro":
+        dims = {name: _dims_of_numpyro(here.trace[name], name) for name in here.trace}
+    elif isinstance(dims, str):
+        raise ValueError(f'dims takes names by site, or "numpyro", got {dims!r}.')
+    groups = {name: group for name, group in groups.items() if group}
+    labels = Labels(dict(dims or {}), dict(coords or {}), dict(pred_coords or {}))
+    return compat.build(labels.on(groups, set(here.row_dims.values())))
+
+
+def _dims_of_numpyro(site: Any, name: str) -> list[str]:
+    """Names that ``az.from_numpyro`` gives to the axes of a site."""
+    shape = np.shape(site.get("value"))
+    event_dim = site["fn"].event_dim if site["type"] == "sample" else 0
+    plates = {frame.dim - event_dim: frame.name for frame in site.get("cond_indep_stack", [])}
+    found = [plates.get(axis - len(shape)) for axis in range(len(shape))]
+    return compat.numbered(name, found)
 
 
 def _is_small_array(value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.layout import row_dim
 from numpyro_tsvgp.model.read import GPSite, Message, is_latent
 
-__all__ = ["Shape", "shape_of"]
+__all__ = ["Labels", "Shape", "shape_of"]
 
 
 class Shape(NamedTuple):
@@ -138,3 +138,71 @@ def shape_of(fit: Fit, call: Call, rows: Any = None) -> Shape:
             for dim in set(dims) & set(keep):
                 kept[name] = (dims.index(dim), keep[dim])
     return shape._replace(kept=kept, keep=keep)
+
+
+class Labels(NamedTuple):
+    """Names and labels of axes that a user gives."""
+
+    dims: Mapping[str, Sequence[str]]
+    coords: Mapping[str, Any]
+    pred_coords: Mapping[str, Any]
+
+    def on(self, groups: Mapping[str, xr.Dataset], rows: set[str]) -> dict[str, xr.Dataset]:
+        """Groups of an ArviZ object with them.
+
+        Args:
+          groups: data sets by the name of their group.
+          rows: names of the axes along the data, whose labels are not those of predictions.
+
+        Returns:
+          The same groups, renamed and labelled.
+
+        Raises:
+          ValueError: if names or labels do not fit anything.
+        """
+        out = {name: self._renamed(data) for name, data in groups.items()}
+        used: set[str] = set()
+        for name, data in out.items():
+            new = name.startswith("predictions")
+            kept = {k: v for k, v in self.coords.items() if not (new and k in rows)}
+            labels = {**kept, **(self.pred_coords if new else {})}
+            for dim in sorted(set(labels) & set(data.sizes)):
+                values = np.asarray(labels[dim])
+                if len(values) != data.sizes[dim]:
+                    raise ValueError(
+                        f"coords has {len(values)} labels for the dim '{dim}', which has size "
+                        f"{data.sizes[dim]} in the group '{name}'."
+                    )
+                out[name] = out[name].assign_coords({dim: values})
+                used.add(dim)
+        known = {str(dim) for data in out.values() for dim in data.sizes}
+        self._check("coords", {*self.coords, *self.pred_coords} - used, known, "dims")
+        return out
+
+    @staticmethod
+    def _check(what: str, unknown: set[str], known: set[str], kind: str) -> None:
+        if unknown:
+            raise ValueError(f"{what} has {sorted(unknown)}, but the {kind} are {sorted(known)}.")
+
+    def _renamed(self, data: xr.Dataset) -> xr.Dataset:
+        variables: dict[str, Any] = {}
+        changed = False
+        for key, array in data.data_vars.items():
+            name = str(key)
+            draws = [d for d in array.dims if d in ("chain", "draw")]
+            own = [d for d in array.dims if d not in ("chain", "draw")]
+            given = list(self.dims.get(name, own))
+            if len(given) != len(own):
+                raise ValueError(
+                    f"dims has {given} for '{name}', which has {len(own)} axes besides chain and "
+                    f"draw, of shape {array.shape[len(draws) :]}."
+                )
+            changed |= given != own
+            variables[name] = ((*draws, *given), array.values)
+        if not changed:
+            return data
+        sizes = {d: n for dims, v in variables.values() for d, n in zip(dims, v.shape, strict=True)}
+        coords = {
+            d: data.coords[d].values if d in data.coords else np.arange(n) for d, n in sizes.items()
+        }
+        return xr.Dataset(variables, coords, data.attrs)

@@ -68,8 +68,9 @@ def loo(
     Returns:
       An ArviZ ELPD object as of ``az.loo(..., pointwise=True)``, for ``az.compare``. In addition
       ``result["leverage"]`` holds :math:`\beta_i s_i` of each point, the largest over latent
-      functions, and ``result["flagged"]`` whether it exceeds ``threshold``. Rows that are masked
-      out are left out.
+      functions, and ``result["flagged"]`` whether it exceeds ``threshold``. Where nothing was
+      weighted there is no Pareto k, and the leverage takes its place: ``az.plot_khat`` plots it.
+      Rows that are masked out are left out.
 
     Examples:
       >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -145,7 +146,14 @@ def loo(
         within = named(density[None], "chain", "draw")
         return compat.psis_loo(log_predictive, within, warning=warning, extra=extra)
     p = float(named(density).sum() - named(without).sum())
-    return compat.elpd(named(without), p, samples=1, warning=warning, extra=extra)
+    return compat.elpd(
+        named(without),
+        p,
+        warning=warning,
+        leverage=named(leverage),
+        threshold=threshold,
+        extra=extra,
+    )
 
 
 def _hyper_draws(

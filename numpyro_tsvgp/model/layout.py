@@ -101,7 +101,9 @@ def find_layout(model: Model, structure: Structure, reading: Reading, call: Call
     if len(set(counts.values())) > 1:
         raise ValueError(
             f"Leaving out one data point needs GPs with a row for each, but the rows of the GP "
-            f"sites differ: {counts}."
+            f"sites differ: {counts}. Give each GP the inputs of every data point: effects of "
+            "groups b[group] are numpyro.sample('b', GP(kernels.Group(), group)), with the names "
+            "of the groups as inducing inputs and learn_inducing=False."
         )
     first, n = next(iter(counts.items()))
     found = _reads_of_terms(model, reading, call)

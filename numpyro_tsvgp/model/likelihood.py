@@ -14,12 +14,14 @@ from numpyro_tsvgp.model.read import Message, Model, Reading, is_observed, run_w
 from numpyro_tsvgp.model.wrapped import unwrapped
 
 __all__ = [
+    "Below",
     "Terms",
     "data_sites",
     "density",
     "log_likelihood",
     "log_prior",
     "pointwise_log_prob",
+    "probabilities",
     "terms",
 ]
 
@@ -103,6 +105,61 @@ def pointwise_log_prob(site: Message) -> Array:
     if isinstance(fn, dist.Independent) and not fn.batch_shape:
         fn = fn.base_dist
     return fn.log_prob(site["value"])
+
+
+class Below(NamedTuple):
+    """Probabilities of data below one that was seen, and of such data or that one."""
+
+    below: Array
+    up_to: Array
+
+
+def probabilities(
+    model: Model, reading: Reading, call: Call
+) -> Callable[[Mapping[str, Array]], dict[str, Below]]:
+    """The distribution function of each data point as a function of the GP values.
+
+    Args:
+      model: the NumPyro model.
+      reading: a reading of it, whose values are pinned.
+      call: the arguments of the model.
+
+    Returns:
+      A function of ``{site: values of shape (functions, n)}`` that gives, for each observed site
+      that holds data, the probabilities of less and of no more than was seen. For a continuous
+      distribution these are the same.
+    """
+
+    def evaluate(values: Mapping[str, Array]) -> dict[str, Below]:
+        trace = run_with(model, call, _with(reading, values))
+        return {name: _below(name, site) for name, site in data_sites(trace).items()}
+
+    return evaluate
+
+
+def _below(name: str, site: Message) -> Below:
+    fn, value = unwrapped(site["fn"]), site["value"]
+    if fn.event_dim:
+        raise ValueError(
+            f"Site '{name}' is a {type(fn).__name__}, whose data are vectors, which are not below "
+            "or above one another."
+        )
+    if fn.is_discrete and fn.has_enumerate_support:
+        levels = fn.enumerate_support(expand=False)
+        probability = jnp.exp(fn.log_prob(levels))
+        return Below(
+            jnp.sum(jnp.where(levels < value, probability, 0.0), 0),
+            jnp.sum(jnp.where(levels <= value, probability, 0.0), 0),
+        )
+    try:
+        up_to = fn.cdf(value)
+        below = jnp.where(value > 0, fn.cdf(value - 1), 0.0) if fn.is_discrete else up_to
+    except NotImplementedError as error:
+        raise ValueError(
+            f"Site '{name}' is a {type(fn).__name__}, of which NumPyro has no distribution "
+            "function (cdf)."
+        ) from error
+    return Below(jnp.asarray(below), jnp.asarray(up_to))
 
 
 def terms(

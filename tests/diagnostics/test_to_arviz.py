@@ -147,7 +147,13 @@ def test_groups_and_dims(case):
     expected = {"posterior", "posterior_predictive", "log_likelihood"}
     expected |= {"observed_data", "constant_data"}
     if case.name == "binary":
-        expected |= {"fit", "prior", "prior_predictive", "predictions", "predictions_constant_data"}
+        expected |= {
+            "fit_data",
+            "prior",
+            "prior_predictive",
+            "predictions",
+            "predictions_constant_data",
+        }
     assert set(groups) == expected
     plates = () if case.classes is None else ("classes",)
     posterior = groups["posterior"]
@@ -213,7 +219,7 @@ def categorical(f, y):
 
 @pytest.mark.parametrize("case", ["binary"], indirect=True)
 def test_fit_group(case):
-    group = groups_of(case.data)["fit"]
+    group = groups_of(case.data)["fit_data"]
     np.testing.assert_array_equal(group["losses"], case.result.losses)
     assert int(group["rejected"]) == 0
     assert group["f_inducing_inputs"].shape == (len(case.args[0][::4]),)
