@@ -11,6 +11,7 @@ from numpyro_tsvgp.diagnostics import cavities
 from numpyro_tsvgp.diagnostics.cavities import Frame
 from numpyro_tsvgp.gaussian.linalg import blas_threads
 from numpyro_tsvgp.infer.fit import Fit, check_fit
+from numpyro_tsvgp.model.layout import observed_rows
 from numpyro_tsvgp.model.likelihood import data_sites
 
 __all__ = ["loo_pit"]
@@ -80,6 +81,6 @@ def loo_pit(fit: Fit, *, rng_key: Array | None = None, refine: int = 0) -> xr.Da
 
     less, no_more = (np.asarray(part) for part in compute(fit))
     share = 0.5 if rng_key is None else np.asarray(jax.random.uniform(rng_key, less.shape))
-    rows = np.flatnonzero(layout.observed)
+    rows = np.flatnonzero(observed_rows(layout, fit.read()))
     pit = np.clip(less + share * (no_more - less), 0.0, 1.0)[rows]
     return xr.DataArray(pit, dims=(layout.dim,), coords={layout.dim: rows}, name="loo_pit")

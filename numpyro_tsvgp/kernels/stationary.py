@@ -300,6 +300,12 @@ class RationalQuadratic(Stationary):
         return self._term(columns, 1, of)
 
 
+# Kernels of the distance alone, by their names.
+_BASES: dict[str, type[Stationary]] = {
+    kind.__name__: kind for kind in (RBF, Matern12, Matern32, Matern52)
+}
+
+
 @pytree
 class Periodic(Stationary):
     r"""Kernel of functions that repeat themselves.
@@ -337,16 +343,19 @@ class Periodic(Stationary):
     period: ArrayLike = 1.0
     variance: ArrayLike = 1.0
     active_dims: Dims = static(default=None)
-    base: type[Stationary] = static(default=RBF)
+    base: type[Stationary] | str = static(default="RBF")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.base not in (RBF, Matern12, Matern32, Matern52):
-            name = getattr(self.base, "__name__", None) or type(self.base).__name__
+        # By its name, which files can hold.
+        is_kernel = isinstance(self.base, Stationary)
+        name = type(self.base).__name__ if is_kernel else getattr(self.base, "__name__", self.base)
+        if is_kernel or name not in _BASES:
             raise TypeError(
                 f"Periodic: base is {name}, but must be one of the classes RBF, Matern12, Matern32 "
                 "and Matern52 (the class itself: hyperparameters are those of Periodic)"
             )
+        object.__setattr__(self, "base", name)
 
     def _correlation(self, A: Array, B: Array) -> Array:
         scale = self._per_input("lengthscale", A)
@@ -357,12 +366,12 @@ class Periodic(Stationary):
             angle = X * frequency
             return jnp.concatenate([jnp.cos(angle) / scale, jnp.sin(angle) / scale], -1)
 
-        return self.base()._shape(squared_distance(*pair(on_circles, *centred(A, B))))
+        return _BASES[str(self.base)]()._shape(squared_distance(*pair(on_circles, *centred(A, B))))
 
     def spectral_terms(self, columns: int) -> tuple[Term, ...]:
-        if self.base is not RBF:
+        if self.base != "RBF":
             raise ValueError(
-                f"The kernel Periodic over {self.base.__name__} has no random features, so that no "
+                f"The kernel Periodic over {self.base} has no random features, so that no "
                 "functions can be drawn; Periodic over RBF, its default, has. Of any kernel values "
                 "can be drawn: fit.sample(key, X_new)."
             )

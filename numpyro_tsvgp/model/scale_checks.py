@@ -8,6 +8,7 @@ is an error of the model, so both are warnings.
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -118,12 +119,24 @@ def _check_inputs(name: str, sites: list[GPSite]) -> None:
         a, b = (centre + factor * (np.array(side) - centre) for side in zip(*pairs, strict=True))
         return min(float(np.median(_correlations(site, a, b))) for site in sites)
 
-    # A kernel that does not change when inputs are shrunk or stretched has no lengthscale.
-    if largest(near, 0.3) < 1e-3 and any(largest(near, 10.0**-i) > 0.5 for i in (2, 4, 6, 8)):
-        what, how = "far apart", "neighbouring inputs would have unrelated values of the function"
-    elif smallest(far, 3.0) > 1 - 1e-6 and any(smallest(far, 10.0**i) < 0.99 for i in (2, 4, 6)):
-        what, how = "close together", "the function would be a constant"
-    else:
+    # A kernel that does not change when inputs are shrunk or stretched has no lengthscale, and one
+    # that cannot take such inputs (levels of a category) has none either.
+    what = how = ""
+    with suppress(Exception):
+        if (
+            largest(near, 1.0) < 1e-3
+            and largest(near, 0.3) < 1e-3
+            and any(largest(near, 10.0**-i) > 0.5 for i in (2, 4, 6, 8))
+        ):
+            what = "far apart"
+            how = "neighbouring inputs would have unrelated values of the function"
+        elif (
+            smallest(far, 1.0) > 1 - 1e-6
+            and smallest(far, 3.0) > 1 - 1e-6
+            and any(smallest(far, 10.0**i) < 0.99 for i in (2, 4, 6))
+        ):
+            what, how = "close together", "the function would be a constant"
+    if not what:
         return
     spread = ", ".join(
         f"{low:.4g} to {high:.4g}" for low, high in zip(X.min(0), X.max(0), strict=True)

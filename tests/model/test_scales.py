@@ -56,6 +56,14 @@ def groups(X, y=None):
         numpyro.sample("y", dist.Normal(b, 0.1), obs=y)
 
 
+def outputs(X, y=None):
+    """A column of levels, which cannot be stretched."""
+    kernel = kernels.Coregion(jnp.ones((3, 1)), active_dims=0) * kernels.RBF(1.0, active_dims=1)
+    f = numpyro.sample("f", GP(kernel, jnp.stack([jnp.arange(N) % 3, jnp.asarray(X)], 1)))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+
 def counts(X, y=None):
     f = numpyro.sample("f", GP(kernels.RBF(1.0), X))
     with numpyro.plate("data", X.shape[0]):
@@ -72,6 +80,7 @@ def counts(X, y=None):
         (model, (0.05 * X, Y), {}),
         (model, (1e6 * X, Y), {"kernel": lambda scale: kernels.Constant(scale)}),
         (groups, (X, Y), {}),
+        (outputs, (X, Y), {}),
         (counts, (X, np.full(N, 500.0)), {}),
     ],
 )

@@ -1,5 +1,7 @@
 """Kernels that users of other libraries have: formulas in loops, and their edges."""
 
+import dataclasses
+import json
 import math
 
 import jax
@@ -275,3 +277,19 @@ def test_conventions_of_other_libraries():
     inside = (0.5 * X[:, None] * X + 1.0) ** 2
     ours = kernels.Polynomial(2, 1.0, lengthscale=0.5**-0.5)
     np.testing.assert_allclose(ours(X, X), inside, rtol=1e-12)
+
+
+def test_files_of_predictors_can_hold_them():
+    """What a kernel is apart from its numbers must be something that a file can say."""
+    for kernel, _ in FORMULAS.values():
+        statics = [
+            getattr(kernel, field.name)
+            for field in dataclasses.fields(kernel)
+            if field.metadata.get("static")
+        ]
+        assert json.loads(json.dumps(statics)) == statics
+
+
+def test_rough_periodic_functions_are_not_drawn_as_smooth_ones():
+    with pytest.raises(ValueError, match="Periodic over Matern32 has no random features"):
+        kernels.Periodic(base=kernels.Matern32).random_features(jax.random.key(0), 4, 1)
