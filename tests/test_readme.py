@@ -122,7 +122,7 @@ def test_the_code_of_a_page_runs(page, names, short, tmp_path, monkeypatch, caps
 NOT_FOR_USERS = re.compile(
     "^it (is|was|has) |^After a step|^Check that| Argument |is not the array that|has no attribute"
     "|An input of shape|Rows of a source|The inputs have the structure|^a matrix of"
-    "|^Drop the last axis|^Try a smaller site_lr"
+    "|^Drop the last axis|^Try a smaller site_lr|^FunctionDraws"
 )
 
 

@@ -159,7 +159,8 @@ class FunctionDraws:
         return len(self.sites)
 
     def __repr__(self) -> str:
-        return f"FunctionDraws({self.num} draws of {', '.join(self.sites)})"
+        what = ", ".join(self.sites)
+        return f"FunctionDraws({self.num} draws of {what})"
 
 
 @jax.jit

@@ -166,7 +166,8 @@ class Prediction:
             m, s = self.mean, self.std
         except ValueError:
             return text
-        return f"{text}: mean {m.min():.4g} to {m.max():.4g}, sd {s.min():.4g} to {s.max():.4g}"
+        text += f": mean {m.min():.4g} to {m.max():.4g}, sd {s.min():.4g} to {s.max():.4g}"
+        return text
 
     def _integral(self, visit: Callable[..., Any], *arrays: Array, log: bool = False) -> Array:
         return _refined(
