@@ -136,8 +136,7 @@ def _describe_kernel(kernel: Any, site: str) -> dict[str, Any]:
     for field in dataclasses.fields(kernel):
         value = getattr(kernel, field.name)
         if field.metadata.get("static"):
-            is_slice = isinstance(value, Slice)
-            static[field.name] = {"slice": dataclasses.astuple(value)} if is_slice else value
+            static[field.name] = _describe_static(value)
         elif isinstance(value, kernels.Kernel):
             parts[field.name] = _describe_kernel(value, site)
         else:
@@ -145,21 +144,35 @@ def _describe_kernel(kernel: Any, site: str) -> dict[str, Any]:
     return {"class": type(kernel).__name__, "static": static, "parts": parts}
 
 
-def _rebuild_kernel(description: Mapping[str, Any], leaves: Iterator[Any]) -> Any:
-    kind = getattr(kernels, str(description["class"]), None)
+def _describe_static(value: Any) -> Any:
+    """Columns, whole numbers and classes of kernels, as JSON has them."""
+    if isinstance(value, Slice):
+        return {"slice": dataclasses.astuple(value)}
+    return {"kernel": value.__name__} if isinstance(value, type) else value
+
+
+def _rebuild_static(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _class(value["kernel"]) if "kernel" in value else Slice(*value["slice"])
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _class(name: Any) -> Any:
+    kind = getattr(kernels, str(name), None)
     if not (isinstance(kind, type) and issubclass(kind, kernels.Kernel)):
         raise ValueError(
-            f"The file names a kernel {description['class']}, which this version of numpyro_tsvgp "
-            "does not have."
+            f"The file names a kernel {name}, which this version of numpyro_tsvgp does not have."
         )
+    return kind
+
+
+def _rebuild_kernel(description: Mapping[str, Any], leaves: Iterator[Any]) -> Any:
+    kind = _class(description["class"])
     # Not by the constructor: with a leading axis of draws its checks of shapes do not apply.
     kernel = object.__new__(kind)
     for name, part in description["parts"].items():
         value = next(leaves) if part is None else _rebuild_kernel(part, leaves)
         object.__setattr__(kernel, name, value)
     for name, value in description["static"].items():
-        if isinstance(value, dict):
-            value = Slice(*value["slice"])
-        value = tuple(value) if isinstance(value, list) else value
-        object.__setattr__(kernel, name, value)
+        object.__setattr__(kernel, name, _rebuild_static(value))
     return kernel

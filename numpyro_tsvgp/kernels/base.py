@@ -137,8 +137,9 @@ class Kernel:
         raise ValueError(
             f"The kernel {type(self).__name__} has no random features, so that no functions can be "
             "drawn. Kernels that have are RBF, Matern12, Matern32, Matern52, RationalQuadratic, "
-            "Periodic, Cosine, Constant, Linear, Polynomial and Coregion, their sums, products and "
-            "multiples. Of any kernel values can be drawn: fit.sample(key, X_new)."
+            "Periodic, Cosine, SpectralMixture, Constant, Linear, Polynomial and Coregion, their "
+            "sums, products, multiples and change points. Of any kernel values can be drawn: "
+            "fit.sample(key, X_new)."
         )
 
     def __add__(self, other: Any) -> Kernel:

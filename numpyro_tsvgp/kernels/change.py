@@ -9,6 +9,7 @@ from jax.typing import ArrayLike
 
 from numpyro_tsvgp.kernels.base import Kernel, as_kernel
 from numpyro_tsvgp.kernels.distance import as_rows
+from numpyro_tsvgp.kernels.spectral import Term, product
 from numpyro_tsvgp.kernels.tree import pytree, static
 
 __all__ = ["ChangePoint"]
@@ -74,8 +75,25 @@ class ChangePoint(Kernel):
         a = self._after(X)
         return (1 - a) ** 2 * left + a**2 * right
 
+    def spectral_terms(self, columns: int) -> tuple[Term, ...]:
+        before, after = (Term(1.0, exact=(_Fading(self, side),)) for side in (False, True))
+        left, right = self.left.spectral_terms(columns), self.right.spectral_terms(columns)
+        return product([before], left) + product([after], right)
+
     def diag(self, X: ArrayLike) -> Array:
         return self._mixed(self.left.diag(X), self.right.diag(X), X)
 
     def noise(self, X: ArrayLike) -> Array:
         return self._mixed(self.left.noise(X), self.right.noise(X), X)
+
+
+@pytree
+class _Fading:
+    """The weight of one side of a change point, as a feature."""
+
+    change: ChangePoint
+    right: bool = static()
+
+    def exact_features(self, X: ArrayLike) -> Array:
+        after = self.change._after(X)[..., None]
+        return after if self.right else 1.0 - after

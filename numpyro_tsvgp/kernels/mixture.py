@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 
 from numpyro_tsvgp.kernels.distance import centred
 from numpyro_tsvgp.kernels.leaf import Leaf
+from numpyro_tsvgp.kernels.spectral import Frequencies, Term, wide_normal
 from numpyro_tsvgp.kernels.tree import Dims, pytree, static
 
 __all__ = ["SpectralMixture"]
@@ -72,6 +73,23 @@ class SpectralMixture(Leaf):
                 )
             found.append(jnp.broadcast_to(value, (*value.shape[:-1], d)))
         return weights, found[0], found[1]
+
+    def spectral_terms(self, columns: int) -> tuple[Term, ...]:
+        seen = self._columns(columns)
+        weights, means, scales = self._components(len(seen))
+
+        def term(q: int) -> Term:
+            # A product of cosines: each column has its frequency or the negative of it.
+            def of(u: Array) -> tuple[Array, Array]:
+                normal, importance = wide_normal(u[:, : len(seen)])
+                signs = jnp.where(u[:, len(seen) :] < 0.5, -1.0, 1.0)
+                found = signs * means[..., q, None, :] + normal * scales[..., q, None, :]
+                every = jnp.zeros((*found.shape[:-1], columns), found.dtype)
+                return every.at[..., seen].add(2.0 * math.pi * found), importance
+
+            return Term(weights[..., q], (Frequencies(2 * len(seen), of),))
+
+        return tuple(term(q) for q in range(weights.shape[-1]))
 
     def diag(self, X: ArrayLike) -> Array:
         X = self._inputs(X)

@@ -23,6 +23,7 @@ def model(X, y=None):
     kernel = kernels.Matern52(scale, active_dims=slice(0, 1)) + 0.1 * kernels.Polynomial(
         2, lengthscale=3.0, active_dims=1
     )
+    kernel = kernel + 0.1 * kernels.Periodic(period=3.0, base=kernels.Matern32, active_dims=0)
     X = X / 2.0  # so that inputs of the site are not those of the model
     f = numpyro.sample("f", GP(kernel, X, mean=offset))
     with numpyro.plate("data", X.shape[0]):

@@ -28,6 +28,15 @@ RANDOM = {
     "by column": (K.Matern32(1.0, active_dims=0) * K.RBF(1.0, active_dims=1), 0.005),
     "Cosine * Cosine": (K.Cosine(2.0) * K.Cosine(3.0, active_dims=1), 0.02),
     "Linear * RBF + ...": (K.Linear(active_dims=0) * K.RBF() + 0.5 * K.Matern12(2.0) + 1.0, 0.01),
+    "SpectralMixture": (
+        K.SpectralMixture(
+            jnp.array([1.0, 0.5]),
+            jnp.array([[0.2, 0.5], [0.6, 0.1]]),
+            jnp.array([[0.2, 0.1], [0.1, 0.2]]),
+        ),
+        0.02,
+    ),
+    "ChangePoint": (K.ChangePoint(K.RBF(), K.Matern32(0.5, 2.0), 0.3, 2.0, column=1), 0.02),
     "batch": (K.RBF(jnp.array([[0.5], [2.0]])) + K.Linear(variance=jnp.array([1.0, 3.0])), 0.01),
 }
 EXACT = {
@@ -79,6 +88,9 @@ def test_a_map_is_a_function_and_keys_make_others():
             "kernel Function has no.*RBF, Matern12",
         ),
         (K.Group(), "Group.*Coregion"),
+        (K.Categorical(), "kernel Categorical has no random features"),
+        (K.ArcCosine(), "kernel ArcCosine has no random features"),
+        (K.Periodic(base=K.Matern32), "Periodic over Matern32 has no random features"),
         (K.Polynomial(9), "19,683 features.*too many"),
     ],
 )
