@@ -122,15 +122,16 @@ def check_ranges(model: Model, reading: Reading, call: Call, below: set[str]) ->
         name: rng.standard_normal((site.functions, site.rows)) for name, site in reading.gps.items()
     }
     far = {name: _FAR * np.where(z > 0, 1.0, -1.0) for name, z in noise.items()}
-    for scores in (noise, far):
-        _check_support(_at_scores(model, reading, call, scores))
-    outside = _outside_of_range(_at_scores(model, reading, call, noise), below)
+    likely, distant = (_at_scores(model, reading, call, scores) for scores in (noise, far))
+    _check_support(likely)
+    _check_support(distant)
+    outside = _outside_of_range(likely, below)
     if outside is not None:
         raise ValueError(
             f"{outside} leaves its range at values of the GPs that their prior calls likely. A GP "
             f"takes all real values: {_LINKS}."
         )
-    outside = _outside_of_range(_at_scores(model, reading, call, far), below, rounding=True)
+    outside = _outside_of_range(distant, below, rounding=True)
     if outside is not None:
         warnings.warn(
             f"{outside} leaves its range where a GP is {_FAR:g} prior standard deviations from its "
