@@ -155,7 +155,8 @@ def test_transforms_are_those_of_refits(exact):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["binary", pytest.param("counts", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["binary", "counts"])
 def test_transforms_of_discrete_data(kind):
     """Against sums over nodes of the cavities."""
     is_binary = kind == "binary"
@@ -203,10 +204,10 @@ def test_a_likelihood_by_factor_is_told_to_observe():
         loo(fitted(factor, X, Y).fit)
 
 
-def test_effects_of_groups():
-    """Refused with another number of rows, and right with a row for each data point."""
-    group = np.arange(N) % 3
+GROUP = np.arange(N) % 3
 
+
+def test_effects_of_groups_are_told_what_to_do():
     def short(X, group, y=None):
         f = numpyro.sample("f", GP(kernels.RBF(1.5), X))
         b = numpyro.sample("b", GP(kernels.Group(0.5), jnp.arange(3.0)))
@@ -214,7 +215,12 @@ def test_effects_of_groups():
             numpyro.sample("y", dist.Normal(f + b[group], NOISE), obs=y)
 
     with pytest.raises(ValueError, match=r"GP sites differ.*GP\(kernels\.Group\(\), group"):
-        loo(fitted(short, X, group, Y).fit)
+        loo(fitted(short, X, GROUP, Y).fit)
+
+
+@pytest.mark.slow
+def test_effects_of_groups():
+    group = GROUP
 
     def whole(table, y=None):
         """As the message has it, and as one GP, whose sites know what the two have in common."""
