@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from numpyro_tsvgp.infer.functions import FunctionDraws
     from numpyro_tsvgp.infer.predictive import Predictions
     from numpyro_tsvgp.infer.predictor import Predictor
+    from numpyro_tsvgp.infer.replay import Memory
 
 __all__ = ["Fit", "check_fit"]
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["params", "call"],
+    data_fields=["params", "call", "memory"],
     meta_fields=["model", "guide", "structure", "rule", "quadrature", "objective"],
 )
 @dataclass(frozen=True)
@@ -45,13 +46,15 @@ class Fit:
 
     Attributes:
       params: fitted parameters of the model and the guide.
-      call: the arguments with the training data, or None where a fit was loaded without them.
+      call: the arguments with the training data, or None where a fit does not have them, because
+        it was loaded or is that of a stream.
       model: the NumPyro model.
       guide: the guide.
       structure: what the model is made of on its training data.
       rule: the site rule of the fit.
       quadrature: its quadrature rule, or None for the default.
       objective: what its M-steps improved.
+      memory: representative points of a stream, which :class:`~numpyro_tsvgp.Stream` keeps.
 
     Examples:
       >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -77,6 +80,7 @@ class Fit:
     rule: SiteRule = NaturalGradient()
     quadrature: Quadrature | None = None
     objective: Objective = Bound()
+    memory: Memory | None = None
 
     # ---- predictions -------------------------------------------------------------------------
 
@@ -233,6 +237,87 @@ class Fit:
 
         return audit(self, rng_key, **options)
 
+    # ---- new data ----------------------------------------------------------------------------
+
+    def condition(self, *args: Any, **kwargs: Any) -> Fit:
+        r"""The fit with more data in it, at the same hyperparameters and without fitting again.
+
+        The sites of the new points are added to those that are there,
+
+        .. math::
+          \xi = \xi_{\text{old}} + \sum_{\text{new}} w_i \lambda_i, \qquad
+          G = G_{\text{old}} + \sum_{\text{new}} \beta_i w_i w_i^\top,
+
+        and are found by a few site updates of the new points alone, in :math:`O(k m^2 + m^3)` each
+        for k new points. For a Gaussian likelihood the result is that of a fit to all data with
+        these hyperparameters, in any order and any split. For others the sites of earlier points
+        stay where they were, which a fit to all data would move a little. Each new point counts
+        once, whatever size a plate of the model has. Variational hyperparameters are held at
+        their median, and their distribution stays as it is.
+
+        Programs are compiled once for each power of two of the number of new rows where sites are
+        tied; point sites, one for each data point, compile anew as they grow.
+
+        Args:
+          *args: arguments of the model with the new data.
+          **kwargs: keyword arguments of the model.
+
+        Returns:
+          A new fit, whose training data are the old ones followed by the new; this one stays as
+          it is.
+
+        Raises:
+          ValueError: if the data are not what the model takes.
+
+        Examples:
+          >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+          >>> from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
+          >>> def model(X, y=None):
+          ...     f = numpyro.sample("f", GP(kernels.RBF(0.3), X))
+          ...     with numpyro.plate("data", X.shape[0]):
+          ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+          >>> X = jnp.linspace(0.0, 1.0, 20)
+          >>> guide = AutoDualGaussian(model, inducing=X[::3])
+          >>> svi = TSVGP(model, guide, None, e_steps=20)
+          >>> fit = svi.run(jax.random.key(0), 1, X, jnp.ones(20), progress_bar=False).fit
+          >>> more = fit.condition(jnp.array([0.5, 0.52]), jnp.array([9, 11]))
+          >>> more.data.args[0].shape
+          (22,)
+          >>> there = jnp.array([0.5])
+          >>> bool(more.marginals(there)["f"].mean > fit.marginals(there)["f"].mean)
+          True
+
+        References:
+          P. E. Chang, P. Verma, S. T. John, A. Solin, M. E. Khan, *Memory-based dual Gaussian
+          processes for sequential learning*, ICML 2023.
+        """
+        from numpyro_tsvgp.infer.conditioning import condition  # it is made of fits
+
+        return condition(self, Call(args, kwargs))
+
+    def without(self, *args: Any, **kwargs: Any) -> Fit:
+        """The fit with some of its data taken out, at the same hyperparameters.
+
+        Their sites are subtracted. It undoes :meth:`condition` for a Gaussian likelihood, and for
+        point sites. For tied sites and other likelihoods a point's site is known as that which the
+        current posterior asks for: the one it has if the fit has converged, and nearly that if
+        other data came after it.
+
+        Args:
+          *args: arguments of the model with the data to be taken out.
+          **kwargs: keyword arguments of the model.
+
+        Returns:
+          A new fit, whose training data are the remaining ones; this one stays as it is.
+
+        Raises:
+          ValueError: if the fit does not have them. Where it is without its training data, this
+            can be seen only if nothing else was observed nearby.
+        """
+        from numpyro_tsvgp.infer.conditioning import without
+
+        return without(self, Call(args, kwargs))
+
     # ---- data --------------------------------------------------------------------------------
 
     @property
@@ -240,14 +325,22 @@ class Fit:
         """The arguments with the training data.
 
         Raises:
-          ValueError: if the fit was loaded without them.
+          ValueError: if the fit does not have them.
         """
         if self.call is None:
             raise ValueError(
-                "This fit was loaded without its training data, which leaving points out, ArviZ "
-                "objects and hyperparameter posteriors need: fit.with_data(X, y)."
+                "This fit is without its training data, as fits that were loaded and those of "
+                "streams are. Leaving points out, ArviZ objects and hyperparameter posteriors need "
+                "them: fit.with_data(X, y)."
             )
         return self.call
+
+    @property
+    def example(self) -> Call | None:
+        """Arguments with some of the data that the fit has seen, if it has any."""
+        if self.call is not None or self.memory is None:
+            return self.call
+        return self.memory.call
 
     def with_data(self, *args: Any, **kwargs: Any) -> Fit:
         """The same fit with its training data, as arguments of the model."""
