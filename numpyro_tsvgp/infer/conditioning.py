@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 from jax import Array
 from numpyro.util import find_stack_level
 
@@ -22,7 +23,16 @@ from numpyro_tsvgp.infer.fit import Fit, check_fit
 from numpyro_tsvgp.infer.hyper import Params
 from numpyro_tsvgp.infer.new_sites import asked_for, carries_of, masked, no_sites, settle
 from numpyro_tsvgp.model.arguments import Call
-from numpyro_tsvgp.model.data_rows import appended, canonical, find_rows, is_rows, padded, taken
+from numpyro_tsvgp.model.data_rows import (
+    appended,
+    canonical,
+    find_rows,
+    is_rows,
+    on_device,
+    on_host,
+    padded,
+    taken,
+)
 from numpyro_tsvgp.model.new_data import EachOnce, check_new_data, sizes_of
 from numpyro_tsvgp.model.read import read
 
@@ -76,7 +86,7 @@ def prepared(fit: Fit, call: Call, *, pad: bool = True) -> NewData:
     Raises:
       ValueError: if they are not what the model takes.
     """
-    call = canonical(fit.model, call).on_device()
+    call = on_host(canonical(fit.model, call))
     if call.is_traced:
         raise ValueError(
             "New data are checked before they are used, which cannot be done inside jax.jit or "
@@ -84,23 +94,21 @@ def prepared(fit: Fit, call: Call, *, pad: bool = True) -> NewData:
         )
     call, sizes, once = sizes_of(fit.model, fit.structure, call)
     rows = max(sizes.values())
-    if rows == 0:
-        raise ValueError("The new data have no rows. Pass at least one data point.")
     flags = None
     if fit.example is not None:
         flags = is_rows(canonical(fit.model, fit.example), call, rows)
     kinds = [fit.guide.kind(name) for name in fit.structure.gps]
     # Sites of points are kept one by one, so that programs change with their number anyway.
     regular = set(sizes.values()) == {rows} and not any(kind.follows_inputs for kind in kinds)
-    given = call
-    if pad and regular and flags is not None:
-        size = 1 << (rows - 1).bit_length()
-        call = given if size == rows else padded(given, flags, size)
+    given = call = on_device(call)
+    size = 1 << (rows - 1).bit_length()
+    if pad and regular and flags is not None and size > rows:
+        call = padded(given, flags, size)
     hyper = fit.hyper_at(call)
     model = EachOnce(fit.model) if once else fit.model
-    reading = read(
-        model, call, values={**fit.params, **hyper}, key=jax.random.key(0), first_rows=True
-    )
+    values = {**fit.params, **hyper}
+    with numpyro.validation_enabled(False):  # which would say less of what to do
+        reading = read(model, call, values=values, key=jax.random.key(0), first_rows=True)
     fit.guide.latents(reading, fit.params)  # which sees whether inputs have as many columns
     check_new_data(reading)
     return NewData(call, given, rows, flags, once, hyper)

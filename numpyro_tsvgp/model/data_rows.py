@@ -16,7 +16,16 @@ import numpy as np
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.read import Model
 
-__all__ = ["appended", "canonical", "find_rows", "is_rows", "padded", "taken"]
+__all__ = [
+    "appended",
+    "canonical",
+    "find_rows",
+    "is_rows",
+    "on_device",
+    "on_host",
+    "padded",
+    "taken",
+]
 
 
 def canonical(model: Model, call: Call) -> Call:
@@ -50,6 +59,7 @@ def is_rows(old: Call, new: Call, rows: int) -> tuple[bool, ...] | None:
       >>> is_rows(old, new, 3)
       (True, True, False)
     """
+    old = Call(old.args, old.kwargs, whole=new.whole)
     if jax.tree.structure(old) != jax.tree.structure(new):
         return None
     pairs = list(zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True))
@@ -77,7 +87,25 @@ def _map(function: Any, flags: Sequence[bool], *calls: Call) -> Call:
         function(*map(np.asarray, arrays)) if yes else arrays[0]
         for yes, arrays in zip(flags, zip(*leaves, strict=True), strict=True)
     ]
-    return jax.tree.unflatten(jax.tree.structure(calls[0]), new).on_device()
+    return on_device(jax.tree.unflatten(jax.tree.structure(calls[0]), new))
+
+
+def on_device(call: Call) -> Call:
+    """The same with NumPy arrays as arrays of JAX, for which nothing is compiled."""
+    return jax.tree.map(jax.device_put, call)
+
+
+def on_host(call: Call) -> Call:
+    """The same with data frames and arrays of JAX as NumPy arrays, which have any shape at once."""
+
+    def convert(leaf: Any) -> Any:
+        if hasattr(leaf, "to_numpy"):  # pandas and its like
+            leaf = leaf.to_numpy()
+        is_array = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+        return np.asarray(leaf) if is_array else leaf
+
+    args, kwargs = jax.tree.map(convert, (call.args, call.kwargs))
+    return Call(args, kwargs, whole=call.whole)
 
 
 def padded(call: Call, flags: Sequence[bool], size: int) -> Call:

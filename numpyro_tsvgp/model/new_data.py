@@ -11,6 +11,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.data_checks import check_shape, check_values, where_not_finite
+from numpyro_tsvgp.model.data_rows import on_device
 from numpyro_tsvgp.model.dependence import depends
 from numpyro_tsvgp.model.read import Message, Model, Reading, is_observed, read, run_with
 from numpyro_tsvgp.model.structure import Structure, hyper_sites
@@ -85,7 +86,7 @@ def sizes_of(model: Model, structure: Structure, call: Call) -> Sizes:
             reading = _abstract(model, call)
         else:
             once = True
-            _check_indices_are_not_used(model, call, drawn[0])
+            _check_indices_are_not_used(model, on_device(call), drawn[0])
     return Sizes(call, {name: site.rows for name, site in reading.gps.items()}, once)
 
 
