@@ -21,6 +21,7 @@ from numpyro_tsvgp.infer.rules import NaturalGradient, Riemannian
 from numpyro_tsvgp.infer.saving import load, save
 from numpyro_tsvgp.infer.state import FitError, TSVGPRunResult, TSVGPState
 from numpyro_tsvgp.infer.tighter import TighterBound
+from numpyro_tsvgp.infer.stream import Stream
 from numpyro_tsvgp.infer.tsvgp import TSVGP
 from numpyro_tsvgp.reparam import GPReparam, whiten
 
@@ -53,6 +54,7 @@ __all__ = [
     "Laplace",
     "NaturalGradient",
     "Riemannian",
+    "Stream",
     "TSVGPRunResult",
     "TSVGPState",
     "TighterBound",

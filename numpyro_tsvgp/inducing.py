@@ -144,7 +144,7 @@ def greedy(kernel: Any, X: ArrayLike, m: int) -> Array:
     batch = jax.eval_shape(kernel.diag, X).shape[:-1]
     if batch:
         raise ValueError(f"greedy takes one kernel, but this is a batch of shape {batch}")
-    chosen, count = _pivots(kernel, X, m)
+    chosen, count = pivots(kernel, X, m)
     if count < m:
         warnings.warn(
             f"greedy found {count} inducing inputs instead of m = {m}: they explain the variance "
@@ -226,10 +226,23 @@ def _lloyd(X: Array, Z: Array, num_iters: int, block: int) -> Array:
 
 
 @functools.partial(jax.jit, static_argnames="m")
-def _pivots(kernel: Kernel, X: Array, m: int) -> tuple[Array, Array]:
-    """Pivots of the Cholesky factorisation of ``kernel(X, X)``, and how many are not zero."""
+def pivots(kernel: Kernel, X: Array, m: int) -> tuple[Array, Array]:
+    """Rows that a pivoted Cholesky factorisation of ``kernel(X, X)`` chooses, one after another.
+
+    Args:
+        kernel: a kernel; of a batch of them, the mean.
+        X: inputs.
+        m: how many rows to choose.
+
+    Returns:
+        The rows, and how many of them have a pivot that is not zero up to rounding.
+    """
     n = len(X)
-    variance = kernel.diag(X)
+
+    def mean(values: Array, tail: int) -> Array:
+        return values.mean(tuple(range(values.ndim - tail)))
+
+    variance = mean(kernel.diag(X), 1)
     # What m steps of rounding leave of a residual that is zero.
     floor = (10 + m) * jnp.finfo(variance.dtype).eps * jnp.max(variance)
 
@@ -241,7 +254,7 @@ def _pivots(kernel: Kernel, X: Array, m: int) -> tuple[Array, Array]:
         j, pivots, factor, residual = state
         p = jnp.argmax(residual)
         root = jnp.sqrt(residual[p])
-        column = kernel(X, lax.dynamic_slice_in_dim(X, p, 1))[:, 0]
+        column = mean(kernel(X, lax.dynamic_slice_in_dim(X, p, 1)), 2)[:, 0]
         # Rows of the factor that are still to come are zero, so the product may include them.
         explained = jnp.matmul(factor[:, p], factor, precision=lax.Precision.HIGHEST)
         row = ((column - explained) / root).astype(variance.dtype)

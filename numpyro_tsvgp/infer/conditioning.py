@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from jax import Array
-from numpyro.util import find_stack_level
 
+from numpyro_tsvgp.gaussian.caller import stack_level
 from numpyro_tsvgp.gaussian.inducing_values import NOT_THERE
 from numpyro_tsvgp.gaussian.linalg import blas_threads
 from numpyro_tsvgp.gaussian.whitened import PointSites
@@ -201,7 +201,7 @@ def warn_unsettled(error: float) -> None:
             f"The sites of the new data points have not settled: the next step would move the "
             f"posterior there by {error:.2g} standard deviations. Are they far outside of what the "
             "fit expects? Fit all data again if so, or add them in smaller batches.",
-            stacklevel=find_stack_level(),
+            stacklevel=stack_level(),
         )
 
 
@@ -215,7 +215,7 @@ def _joined(fit: Fit, new: NewData) -> Call | None:
             f"arguments {canonical(fit.model, fit.call).describe()} of the fit and "
             f"{new.given.describe()} of the new data differ in more than the number of rows. "
             "Where diagnostics are wanted, give it all of them: fit.with_data(X, y).",
-            stacklevel=find_stack_level(),
+            stacklevel=stack_level(),
         )
         return None
     whole = fit.call.whole

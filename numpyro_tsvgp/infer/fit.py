@@ -318,6 +318,28 @@ class Fit:
 
         return without(self, Call(args, kwargs))
 
+    def with_inducing(self, Z: Any) -> Fit:
+        r"""The fit by the values of f at other inducing inputs, more or fewer.
+
+        Sums over sites are statements about f at the old inputs, which the new inducing values
+        predict: :math:`\xi \leftarrow T^\top \xi` and :math:`G \leftarrow T^\top G \, T` with
+        :math:`T = L_0^{-1} K_{Z_0 Z} L^{-\top}`. Nothing is lost where all old inputs are among the
+        new; elsewhere, what the new ones do not see fades. Point sites stay with their data points.
+
+        Args:
+          Z: inducing inputs of shape ``(m, d)`` for every GP site that has some, or a dict from GP
+            site to such an array.
+
+        Returns:
+          A new fit; this one stays as it is.
+
+        Raises:
+          ValueError: if inputs are not what the GP takes, or a GP has no inducing inputs.
+        """
+        from numpyro_tsvgp.infer.moving import with_inducing
+
+        return with_inducing(self, Z)
+
     # ---- data --------------------------------------------------------------------------------
 
     @property

@@ -14,7 +14,7 @@ from numpyro_tsvgp.gaussian.caller import stack_level
 from numpyro_tsvgp.model.data_checks import first_where, shown_index
 from numpyro_tsvgp.model.read import GPSite, Reading
 
-__all__ = ["check_inducing", "check_parameters"]
+__all__ = ["check_inducing", "check_parameters", "check_places"]
 
 
 def check_parameters(
@@ -52,6 +52,22 @@ def check_inducing(name: str, Z: Array, site: GPSite, reading: Reading) -> None:
     Raises:
       ValueError: if they cannot be what was meant.
     """
+    check_places(name, Z, site)
+    X, values = site.gp.X, np.asarray(Z)
+    size = round(site.rows * reading.subsampling)
+    if len(values) > size:
+        raise ValueError(
+            f"GP site '{name}' has {len(values)} inducing inputs but only {size} data points. Use "
+            "fewer, or inducing=None, which needs none. (With minibatches passed as arguments, "
+            "give the plate its full size: numpyro.plate('data', N, subsample_size=len(y)).)"
+        )
+    # A batch need not have the range of all inputs, and what is traced has none yet.
+    if reading.subsampling == 1 and not isinstance(X, jax.core.Tracer):
+        _warn_if_far(name, values.reshape(len(values), -1), np.asarray(X).reshape(len(X), -1))
+
+
+def check_places(name: str, Z: Array, site: GPSite) -> None:
+    """Checks inducing inputs wherever the data are, and however many."""
     X = site.gp.X
     if Z.shape[1:] != X.shape[1:]:
         raise ValueError(
@@ -74,16 +90,6 @@ def check_inducing(name: str, Z: Array, site: GPSite, reading: Reading) -> None:
             "rows, which make their covariance singular. inducing.greedy and inducing.subset "
             "return distinct rows."
         )
-    size = round(site.rows * reading.subsampling)
-    if len(values) > size:
-        raise ValueError(
-            f"GP site '{name}' has {len(values)} inducing inputs but only {size} data points. Use "
-            "fewer, or inducing=None, which needs none. (With minibatches passed as arguments, "
-            "give the plate its full size: numpyro.plate('data', N, subsample_size=len(y)).)"
-        )
-    # A batch need not have the range of all inputs, and what is traced has none yet.
-    if reading.subsampling == 1 and not isinstance(X, jax.core.Tracer):
-        _warn_if_far(name, values.reshape(len(values), -1), np.asarray(X).reshape(len(X), -1))
 
 
 def _warn_if_far(name: str, Z: np.ndarray, X: np.ndarray) -> None:

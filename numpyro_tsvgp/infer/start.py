@@ -17,12 +17,48 @@ from numpyro_tsvgp.infer.checks import check_priors, check_rate, check_start
 from numpyro_tsvgp.infer.state import Transforms, TSVGPState
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.checks import inspect
-from numpyro_tsvgp.model.read import one_at_a_time, read
+from numpyro_tsvgp.model.read import Reading, one_at_a_time, read
 
 if TYPE_CHECKING:
     from numpyro_tsvgp.infer.driver import Driver
+    from numpyro_tsvgp.infer.guide import GPGuide
+    from numpyro_tsvgp.infer.hyper import HyperGuide
 
-__all__ = ["initial_state"]
+__all__ = ["declared_parameters", "initial_state"]
+
+
+def declared_parameters(
+    guide: GPGuide, hyper_guide: HyperGuide, call: Call, key: Array
+) -> tuple[Reading, dict[str, Any], dict[str, Any]]:
+    """Parameters that a model and the guide of its hyperparameters declare.
+
+    Args:
+      guide: the guide.
+      hyper_guide: the guide of the hyperparameters.
+      call: arguments of the model.
+      key: seed of initial values.
+
+    Returns:
+      The reading of the model that they were found in, initial values, and constraints.
+    """
+    with (
+        one_at_a_time,
+        handlers.block(),
+        handlers.trace() as trace,
+        handlers.seed(rng_seed=key),
+    ):
+        values = hyper_guide(call)
+        reading = read(
+            guide.model,
+            call,
+            values=values,
+            expose=lambda site: site["type"] == "param",
+            first_rows=True,
+        )
+    declared = {k: s for k, s in trace.items() if s["type"] == "param"}
+    params = {k: site["value"] for k, site in declared.items()}
+    kinds = {k: s["kwargs"].pop("constraint", constraints.real) for k, s in declared.items()}
+    return reading, params, kinds
 
 
 def initial_state(
@@ -43,23 +79,7 @@ def initial_state(
     structure, reading = inspect(driver.model, call)
     hyper_guide = driver.guide.hyper_guide(structure.hyper, call, key)
     check_start(driver, structure, reading, hyper_guide, call)
-    with (
-        one_at_a_time,
-        handlers.block(),
-        handlers.trace() as trace,
-        handlers.seed(rng_seed=key),
-    ):
-        values = hyper_guide(call)
-        reading = read(
-            driver.model,
-            call,
-            values=values,
-            expose=lambda site: site["type"] == "param",
-            first_rows=True,
-        )
-    declared = {k: s for k, s in trace.items() if s["type"] == "param"}
-    params = {k: site["value"] for k, site in declared.items()}
-    kinds = {k: s["kwargs"].pop("constraint", constraints.real) for k, s in declared.items()}
+    reading, params, kinds = declared_parameters(driver.guide, hyper_guide, call, key)
     fixed = set()
     for name, site in reading.gps.items():
         approximation = driver.guide.initial(name, site, reading)
