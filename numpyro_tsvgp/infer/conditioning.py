@@ -48,7 +48,7 @@ class NewData(NamedTuple):
     Attributes:
       call: the arguments, whose last row may be repeated.
       given: the arguments as they were given.
-      count: how many rows are data.
+      points: how many rows are data.
       rows: which arrays of the arguments have a row for each data point, or None if not known.
       once: whether the scale of plates is to be left out.
       hyper: the hyperparameters that the data are looked at with.
@@ -56,7 +56,7 @@ class NewData(NamedTuple):
 
     call: Call
     given: Call
-    count: int
+    points: int
     rows: tuple[bool, ...] | None
     once: bool
     hyper: dict[str, Array]
@@ -176,7 +176,7 @@ def condition(fit: Fit, call: Call) -> Fit:
     new = prepared(fit, call)
 
     def run(new: NewData) -> _Found:
-        return _conditioned(bare(fit), new.call, new.hyper, jnp.asarray(new.count), new.once)
+        return _conditioned(bare(fit), new.call, new.hyper, jnp.asarray(new.points), new.once)
 
     found = run(new)
     if (
@@ -254,7 +254,7 @@ def without(fit: Fit, call: Call) -> Fit:
     left = _left(fit, old)
 
     def run(old: NewData) -> Any:
-        return _sites_at(bare(fit), old.call, old.hyper, jnp.asarray(old.count), old.once)
+        return _sites_at(bare(fit), old.call, old.hyper, jnp.asarray(old.points), old.once)
 
     processes, sites, alike = run(old)
     if old.is_padded and not alike:
@@ -280,7 +280,7 @@ def _left(fit: Fit, old: NewData) -> Call | None:
     rows = find_rows(data, old.given, old.rows)
     if isinstance(rows, int):
         raise ValueError(f"Row {-1 - rows} is not among the training data. {NOT_THERE}")
-    flags = is_rows(data, old.given, old.count) or old.rows
+    flags = is_rows(data, old.given, old.points) or old.rows
     total = next(
         leaf.shape[0] for leaf, yes in zip(jax.tree.leaves(data), flags, strict=True) if yes
     )

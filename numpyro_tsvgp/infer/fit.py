@@ -24,6 +24,7 @@ from numpyro_tsvgp.model.structure import Structure
 
 if TYPE_CHECKING:
     from numpyro_tsvgp.infer.audit import Audit
+    from numpyro_tsvgp.infer.fantasy import Fantasies
     from numpyro_tsvgp.infer.functions import FunctionDraws
     from numpyro_tsvgp.infer.predictive import Predictions
     from numpyro_tsvgp.infer.predictor import Predictor
@@ -317,6 +318,43 @@ class Fit:
         from numpyro_tsvgp.infer.conditioning import without
 
         return without(self, Call(args, kwargs))
+
+    def fantasies(self, rng_key: Array, *args: Any, num: int = 16, **kwargs: Any) -> Fantasies:
+        """Posteriors with drawn outcomes at points that are pending, many side by side.
+
+        The outcomes of all pending points are drawn jointly from the posterior and the
+        likelihood, ``num`` times, and each draw is added to the posterior as :meth:`condition`
+        would. What depends on the inducing inputs is done once for all fantasies. Curvature of the
+        likelihood below zero counts as zero here.
+
+        Args:
+          rng_key: random key.
+          *args: arguments of the model with the pending inputs; the data are left out.
+          num: how many fantasies.
+          **kwargs: keyword arguments of the model.
+
+        Returns:
+          The fantasies, of which ``.marginals(X_new)`` are mean and variance of shape
+          ``(num, ...)`` and ``.values`` the outcomes.
+
+        Examples:
+          >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+          >>> from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
+          >>> def model(X, y=None):
+          ...     f = numpyro.sample("f", GP(kernels.RBF(0.3), X))
+          ...     with numpyro.plate("data", X.shape[0]):
+          ...         numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+          >>> X = jnp.linspace(0.0, 1.0, 20)
+          >>> guide = AutoDualGaussian(model, inducing=X[::3])
+          >>> svi = TSVGP(model, guide, None, e_steps=20)
+          >>> fit = svi.run(jax.random.key(0), 1, X, (X > 0.4) * 1, progress_bar=False).fit
+          >>> imagined = fit.fantasies(jax.random.key(1), jnp.array([0.3, 0.9]), num=8)
+          >>> imagined.marginals(X)["f"].mean.shape, imagined.values["y"].shape
+          ((8, 20), (8, 2))
+        """
+        from numpyro_tsvgp.infer.fantasy import fantasies
+
+        return fantasies(self, rng_key, num, Call(args, kwargs))
 
     def with_inducing(self, Z: Any) -> Fit:
         r"""The fit by the values of f at other inducing inputs, more or fewer.

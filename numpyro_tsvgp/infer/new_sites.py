@@ -20,7 +20,7 @@ tried at half the length.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -34,7 +34,19 @@ from numpyro_tsvgp.gaussian.whitened import PointSites
 from numpyro_tsvgp.infer.density import Scene
 from numpyro_tsvgp.infer.rules import SiteRule
 
-__all__ = ["Settled", "asked_for", "carries_of", "locals_of", "masked", "no_sites", "settle"]
+__all__ = [
+    "Here",
+    "Settled",
+    "Sites",
+    "asked_for",
+    "carries_of",
+    "climb",
+    "locals_of",
+    "masked",
+    "no_sites",
+    "settle",
+    "slopes",
+]
 
 # Steps, those that are taken back included.
 MOST_STEPS = 100
@@ -56,12 +68,23 @@ class Settled(NamedTuple):
     steps: Array
 
 
-class _Here(NamedTuple):
-    """Some sites, the marginals they lead to, and what is asked for there."""
+class Here(NamedTuple):
+    """Some sites, and what they lead to.
+
+    Attributes:
+      sites: by GP site, about the function without its mean.
+      slopes: derivatives of what steps improve, in the mean and the explained variance of each
+        point.
+      mean: centred posterior means at the points.
+      explained: explained variances there.
+      rest: anything else that the last sites are wanted with.
+    """
 
     sites: Sites
-    asked: Sites
-    local: dict[str, Local]
+    slopes: dict[str, tuple[Array, Array]]
+    mean: dict[str, Array]
+    explained: dict[str, Array]
+    rest: Any = None
 
 
 def carries_of(scene: Scene, base: Mapping[str, Any], sites: Sites) -> dict[str, Any]:
@@ -110,31 +133,82 @@ def settle(
       The sites.
     """
 
-    def at(sites: Sites) -> _Here:
+    def at(sites: Sites) -> Here:
         local = locals_of(scene, carries_of(scene, base, sites))
         _, asked = asked_for(scene, rule, local)
-        return _Here(sites, masked(asked, counted), local)
+        mean = {name: q.mean for name, q in local.items()}
+        explained = {name: q.explained for name, q in local.items()}
+        return Here(sites, slopes(sites, masked(asked, counted), mean), mean, explained)
 
-    first = at(masked(start, counted))
+    here, steps = climb(at, masked(start, counted))
+    return Settled(here.sites, error(here), steps)
+
+
+def slopes(sites: Sites, asked: Sites, mean: Mapping[str, Array]) -> dict[str, Any]:
+    """Derivatives of what steps improve, from the sites that are there and those asked for."""
+    found = {}
+    for name, own in sites.items():
+        linear, quadratic = (a - b for a, b in zip(asked[name], own, strict=True))
+        found[name] = linear - quadratic * mean[name], -0.5 * quadratic
+    return found
+
+
+def climb(at: Callable[[Sites], Here], start: Sites) -> tuple[Here, Array]:
+    """Steps towards the sites that are asked for, shorter where they would go too far.
+
+    Args:
+      at: what some sites lead to.
+      start: sites to start from, whose posterior must exist.
+
+    Returns:
+      The last sites with what they lead to, and the number of steps.
+    """
+    first = at(start)
     dtype = jnp.result_type(*jax.tree.leaves(first.sites))
     tolerance = jnp.finfo(dtype).eps ** 0.6
 
-    def going(state: tuple[_Here, Array, Array]) -> Array:
+    def going(state: tuple[Here, Array, Array]) -> Array:
         here, rate, steps = state
-        return (_error(here) > tolerance) & (steps < MOST_STEPS) & (rate > tolerance)
+        return (error(here) > tolerance) & (steps < MOST_STEPS) & (rate > tolerance)
 
-    def step(state: tuple[_Here, Array, Array]) -> tuple[_Here, Array, Array]:
+    def step(state: tuple[Here, Array, Array]) -> tuple[Here, Array, Array]:
         here, rate, steps = state
-        new = at(jax.tree.map(lambda a, b: a + rate * (b - a), here.sites, here.asked))
+        sites = {}
+        for name, (linear, quadratic) in here.sites.items():
+            by_mean, by_variance = here.slopes[name]
+            more = -2.0 * by_variance
+            towards = by_mean + more * here.mean[name]
+            sites[name] = PointSites(linear + rate * towards, quadratic + rate * more)
+        new = at(sites)
         # Near the end both are rounding errors, and a step that is no worse is as good.
-        better = (_gain(here, new) >= 0) | (_error(new) < 0.5 * _error(here))
-        better &= jnp.isfinite(_error(new))
+        better = (_gain(here, new) >= 0) | (error(new) < 0.5 * error(here))
+        better &= jnp.isfinite(error(new))
         kept = jax.tree.map(lambda a, b: jnp.where(better, a, b), new, here)
         return kept, jnp.where(better, jnp.minimum(2 * rate, 1.0), 0.5 * rate), steps + 1
 
-    state = first, jnp.ones((), dtype), jnp.zeros((), int)
-    here, _, steps = lax.while_loop(going, step, state)
-    return Settled(here.sites, _error(here), steps)
+    here, _, steps = lax.while_loop(going, step, (first, jnp.ones((), dtype), jnp.zeros((), int)))
+    return here, steps
+
+
+def error(here: Here) -> Array:
+    """How much the posterior at the points would still move."""
+    worst = []
+    for name, (by_mean, by_variance) in here.slopes.items():
+        s = here.explained[name]
+        shift = jnp.abs(by_mean) * jnp.sqrt(s) + 2 * jnp.abs(by_variance) * s
+        worst.append(jnp.max(shift, initial=0.0))
+    return jnp.stack(worst).max()
+
+
+def _gain(old: Here, new: Here) -> Array:
+    """What a step gained, by the trapezoidal rule."""
+    total: Any = 0.0
+    for name in old.slopes:
+        by_mean, by_variance = map(jnp.add, old.slopes[name], new.slopes[name])
+        moved = by_mean * (new.mean[name] - old.mean[name])
+        moved += by_variance * (new.explained[name] - old.explained[name])
+        total += 0.5 * jnp.sum(moved)
+    return total
 
 
 def no_sites(process: Process) -> PointSites:
@@ -149,30 +223,3 @@ def masked(sites: Sites, counted: Mapping[str, Array]) -> Sites:
         name: PointSites(*(jnp.where(counted[name], x, 0.0) for x in pair))
         for name, pair in sites.items()
     }
-
-
-def _slopes(here: _Here, name: str) -> tuple[Array, Array]:
-    """Derivatives of what steps improve, in the mean and the explained variance of each point."""
-    linear, quadratic = (a - b for a, b in zip(here.asked[name], here.sites[name], strict=True))
-    return linear - quadratic * here.local[name].mean, -0.5 * quadratic
-
-
-def _gain(old: _Here, new: _Here) -> Array:
-    """What a step gained, by the trapezoidal rule."""
-    total: Any = 0.0
-    for name, a in old.local.items():
-        b = new.local[name]
-        by_mean, by_variance = map(jnp.add, _slopes(old, name), _slopes(new, name))
-        moved = by_mean * (b.mean - a.mean) + by_variance * (b.explained - a.explained)
-        total += 0.5 * jnp.sum(moved)
-    return total
-
-
-def _error(here: _Here) -> Array:
-    """How much the posterior at the points would still move."""
-    worst = []
-    for name, q in here.local.items():
-        by_mean, by_variance = _slopes(here, name)
-        shift = jnp.abs(by_mean) * jnp.sqrt(q.explained)
-        worst.append(jnp.max(shift + 2 * jnp.abs(by_variance) * q.explained, initial=0.0))
-    return jnp.stack(worst).max()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 from jax import Array
@@ -11,7 +12,7 @@ from jax import Array
 from numpyro_tsvgp.gaussian.whitened import PointSites
 from numpyro_tsvgp.model.arguments import Call
 
-__all__ = ["Memory"]
+__all__ = ["Memory", "describe_memory", "rebuild_memory"]
 
 
 @partial(
@@ -37,3 +38,59 @@ class Memory:
     count: Array
     past: Array
     rows: tuple[bool, ...]
+
+
+def describe_memory(memory: Memory) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A memory as arrays and as words, for a file.
+
+    Args:
+      memory: the memory.
+
+    Returns:
+      Nested dicts of arrays, and what else there is, of numbers and strings.
+
+    Raises:
+      ValueError: if the model's arguments are more than arrays, numbers, strings and None.
+    """
+    arrays = {}
+
+    def one(place: str, value: Any) -> Any:
+        if hasattr(value, "shape"):
+            arrays[place] = value
+            return {"array": place}
+        if value is None or isinstance(value, bool | int | float | str):
+            return {"value": value}
+        raise ValueError(
+            "The memory of a stream is saved with the arguments of the model, which may be arrays, "
+            f"numbers, strings and None, but one is of type {type(value).__name__}."
+        )
+
+    call = memory.call
+    words = {
+        "args": [one(f"arg{i}", value) for i, value in enumerate(call.args)],
+        "kwargs": {name: one(f"kwarg {name}", value) for name, value in call.kwargs.items()},
+        "rows": list(memory.rows),
+    }
+    sites = {
+        name: {"linear": s.linear, "quadratic": s.quadratic} for name, s in memory.sites.items()
+    }
+    return {"call": arrays, "sites": sites, "count": memory.count, "past": memory.past}, words
+
+
+def rebuild_memory(arrays: Any, words: Any) -> Memory | None:
+    """A memory out of what :func:`describe_memory` made of it; None out of nothing."""
+    if words is None:
+        return None
+
+    def one(value: Any) -> Any:
+        return arrays["call"][value["array"]] if "array" in value else value["value"]
+
+    args = tuple(one(value) for value in words["args"])
+    kwargs = {name: one(value) for name, value in words["kwargs"].items()}
+    return Memory(
+        Call(args, kwargs),
+        {name: PointSites(s["linear"], s["quadratic"]) for name, s in arrays["sites"].items()},
+        arrays["count"],
+        arrays["past"],
+        tuple(words["rows"]),
+    )

@@ -24,6 +24,7 @@ from numpyro_tsvgp.infer.objective import Bound, Objective
 from numpyro_tsvgp.infer.predictor import Predictor
 from numpyro_tsvgp.infer.predictor_saving import describe_predictor, rebuild_predictor
 from numpyro_tsvgp.infer.propagation import ExpectationPropagation
+from numpyro_tsvgp.infer.replay import describe_memory, rebuild_memory
 from numpyro_tsvgp.infer.rules import NaturalGradient, Riemannian, SiteRule
 from numpyro_tsvgp.infer.tighter import TighterBound
 from numpyro_tsvgp.model.structure import HyperSites, Structure
@@ -51,6 +52,8 @@ def save(path: str | os.PathLike[str], fit: Any) -> None:
 
     The parameters and all settings of a fit are saved; its model is code and its training data are
     yours, so neither is. A predictor is saved with its kernels at the fitted hyperparameters.
+    The parameters and all settings of a fit are saved, and the memory of a stream; its model is
+    code and its training data are yours, so neither is.
 
     Args:
       path: where to; the file is replaced in one step.
@@ -80,6 +83,11 @@ def save(path: str | os.PathLike[str], fit: Any) -> None:
         description["structure"] = _describe_structure(fit.structure)
         description["quadrature"] = _value(fit.quadrature)
         write_tree(path, arrays, {"predictor": description})
+        arrays: dict[str, Any] = {"params": fit.params}
+        description = _describe(fit)
+        if fit.memory is not None:
+            arrays["memory"], description["memory"] = describe_memory(fit.memory)
+        write_tree(path, arrays, {"fit": description})
     else:
         write_tree(path, fit)
 
@@ -157,6 +165,9 @@ def _rebuilt(
     guide: GPGuide | None,
     hyper_guide: Callable[..., Any] | None,
 ) -> Fit:
+    arrays = read_tree(path)
+    params = arrays["params"]
+    given = {"rule": rule, "quadrature": quadrature, "objective": objective}
     settings: dict[str, Any] = {
         name: _rebuild(name, description[name]) if value is None else value
         for name, value in given.items()
@@ -167,6 +178,7 @@ def _rebuilt(
         model=model,
         guide=_guide(description["guide"], model, params, hyper_guide) if guide is None else guide,
         structure=_structure(description["structure"]),
+        memory=rebuild_memory(arrays.get("memory"), description.get("memory")),
         **settings,
     )
 

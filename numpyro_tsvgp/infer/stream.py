@@ -24,7 +24,7 @@ from numpyro_tsvgp.infer.dual import AutoDualGaussian
 from numpyro_tsvgp.infer.fit import Fit, check_fit
 from numpyro_tsvgp.infer.hyper import Params
 from numpyro_tsvgp.infer.moving import chosen_inducing, with_inducing
-from numpyro_tsvgp.infer.new_sites import asked_for, carries_of, no_sites, settle
+from numpyro_tsvgp.infer.new_sites import Sites, asked_for, carries_of, no_sites, settle
 from numpyro_tsvgp.infer.replay import Memory
 from numpyro_tsvgp.infer.start import declared_parameters
 from numpyro_tsvgp.infer.state import Transforms
@@ -35,8 +35,6 @@ from numpyro_tsvgp.model.likelihood import log_likelihood, log_prior
 from numpyro_tsvgp.model.read import read
 
 __all__ = ["Stream"]
-
-Sites = dict[str, PointSites]
 
 # E-steps at the end of the first batch, whose sites the next ones build on.
 _SETTLING_STEPS = 20
@@ -76,7 +74,7 @@ class _Batch:
             memory.call,
             new.call,
             memory.count,
-            jnp.asarray(new.count),
+            jnp.asarray(new.points),
             memory.past,
             memory.rows,
         )
@@ -246,10 +244,11 @@ class Stream:
                 f"those of earlier batches, {fit.memory.call.describe()}."
             )
         key_learn, key_memory = jax.random.split(rng_key)
+        memory = fit.memory
         if self.num_inducing is not None:
             fit = _at_new_places(fit, new, self.num_inducing)
-        batch = _Batch.of(fit.memory, new)
-        fit, sites = _resettled(fit, batch, new.hyper, _with_none(fit.memory.sites, batch))
+        batch = _Batch.of(memory, new)
+        fit, sites = _resettled(fit, batch, new.hyper, _with_none(memory.sites, batch))
         hyper = new.hyper
         if self.steps and self.svi.optim is not None:
             transforms = _transforms(fit, new.call)
@@ -445,7 +444,8 @@ def _objective(fit: Fit, batch: _Batch, key: Array, remembers: bool) -> Array:
         return read(model, call, values=values, key=jax.random.key(0), first_rows=True)
 
     reading = at(batch.call)
-    marginals, divergence = {}, 0.0
+    marginals = {}
+    divergence: Any = 0.0
     for name, (process, approximation) in fit.guide.latents(reading, fit.params).items():
         (mean, variance), kl = approximation.at_data_for_gradient(process).bound()
         marginals[name] = Marginals(mean + process.loc, variance)

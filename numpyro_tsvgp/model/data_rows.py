@@ -60,7 +60,8 @@ def is_rows(old: Call, new: Call, rows: int) -> tuple[bool, ...] | None:
       (True, True, False)
     """
     old = Call(old.args, old.kwargs, whole=new.whole)
-    if jax.tree.structure(old) != jax.tree.structure(new):
+    structures: list[Any] = [jax.tree.structure(old), jax.tree.structure(new)]
+    if structures[0] != structures[1]:
         return None
     pairs = list(zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True))
     if any(np.shape(a)[1:] != np.shape(b)[1:] or np.ndim(a) != np.ndim(b) for a, b in pairs):

@@ -117,16 +117,12 @@ def _check_sites(structure: Structure, reading: Reading) -> None:
             "The new data have no observed site, so they say nothing. Pass the observations too, "
             "as in fit.condition(X_new, y_new)."
         )
-    missing = [name for name in structure.hyper.names if name not in reading.trace]
-    now = None if missing else hyper_sites(reading, structure.hyper.names)
-    if now is None or now.signature != structure.hyper.signature:
-        differ = missing or [
-            name
-            for name, a, b in zip(
-                structure.hyper.names, now.signature, structure.hyper.signature, strict=True
-            )
-            if a != b
-        ]
+    differ = [name for name in structure.hyper.names if name not in reading.trace]
+    if not differ:
+        now = hyper_sites(reading, structure.hyper.names).signature
+        pairs = zip(structure.hyper.names, now, structure.hyper.signature, strict=True)
+        differ = [name for name, a, b in pairs if a != b]
+    if differ:
         raise ValueError(
             f"Site '{differ[0]}' is a latent variable that the new data have in another shape than "
             "the training data, so that the fit does not know its value for them. Data can be "
