@@ -187,7 +187,7 @@ def test_another_process_predicts_without_the_data(tmp_path):
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150
     )
     assert done.returncode == 0, done.stderr
-    assert "refused: This fit was loaded without its training data" in done.stdout
+    assert "refused: This fit is without its training data" in done.stdout
     mean, variance, leverage = np.load(tmp_path / "found.npz").values()
     expected = fit.marginals(NEW)["f"]
     np.testing.assert_allclose(mean, expected.mean, rtol=1e-12)
