@@ -20,8 +20,8 @@ from numpyro_tsvgp.infer.qsvgp import QSVGP
 from numpyro_tsvgp.infer.rules import NaturalGradient, Riemannian
 from numpyro_tsvgp.infer.saving import load, save
 from numpyro_tsvgp.infer.state import FitError, TSVGPRunResult, TSVGPState
-from numpyro_tsvgp.infer.tighter import TighterBound
 from numpyro_tsvgp.infer.stream import Stream
+from numpyro_tsvgp.infer.tighter import TighterBound
 from numpyro_tsvgp.infer.tsvgp import TSVGP
 from numpyro_tsvgp.reparam import GPReparam, whiten
 

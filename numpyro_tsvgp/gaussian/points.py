@@ -284,6 +284,9 @@ class NewPointsAtData(InducingAtData):
 
     earlier: Sums
 
+    def point_sites(self, carry: NewCarry) -> PointSites:
+        return PointSites(carry.linear, carry.quadratic)
+
     def start(self) -> NewCarry:
         zero = jnp.zeros((self.kept.linear.shape[0], self.process.rows), self.kept.linear.dtype)
         return NewCarry(zero, zero, self.earlier)

@@ -22,6 +22,7 @@ from numpyro_tsvgp.infer.density import Scene
 from numpyro_tsvgp.infer.fit import Fit, check_fit
 from numpyro_tsvgp.infer.hyper import Params
 from numpyro_tsvgp.infer.new_sites import asked_for, carries_of, masked, no_sites, settle
+from numpyro_tsvgp.infer.rules import NaturalGradient
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.data_rows import (
     appended,
@@ -151,7 +152,7 @@ def _conditioned(fit: Fit, call: Call, hyper: Params, count: Array, once: bool) 
     base = {name: at.start() for name, at in scene.at.items()}
     zero = {name: no_sites(at.process) for name, at in scene.at.items()}
     local = {name: at.local(at.posterior(base[name])) for name, at in scene.at.items()}
-    gradients, _ = asked_for(scene, fit.rule, local)
+    gradients, _ = asked_for(scene, fit.rule, local, zero)
     settled = settle(scene, fit.rule, base, zero, counted)
     carries = carries_of(scene, base, settled.sites)
     kept = {name: at.keep(carries[name]) for name, at in scene.at.items()}
@@ -235,7 +236,10 @@ def _sites_at(
     local = {name: a.marginals(process) for name, (process, a) in latents.items()}
     at = {name: _AtPoints(process) for name, (process, _) in latents.items()}
     scene = Scene(model, fit.structure, call, reading, at, fit.nodes())  # type: ignore[arg-type]
-    gradients, sites = asked_for(scene, fit.rule, local)
+    # Approximations for rules that need the sites of points keep these and need not be told.
+    rule = NaturalGradient() if fit.rule.needs_rows else fit.rule
+    none = {name: no_sites(process) for name, (process, _) in latents.items()}
+    gradients, sites = asked_for(scene, rule, local, none)
     processes = {name: process for name, (process, _) in latents.items()}
     return processes, masked(sites, _counted(scene, count)), _alike(gradients, count)
 

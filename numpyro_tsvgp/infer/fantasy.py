@@ -32,6 +32,7 @@ from numpyro_tsvgp.infer.fit import Fit, check_fit
 from numpyro_tsvgp.infer.hyper import Params
 from numpyro_tsvgp.infer.new_sites import Here, Sites, climb, slopes
 from numpyro_tsvgp.infer.prediction import joint_of
+from numpyro_tsvgp.infer.rules import clipped
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.likelihood import log_likelihood
 from numpyro_tsvgp.model.read import Reading, run_with
@@ -210,8 +211,7 @@ def _effects(
         _, found = site_gradients(likelihood, marginals, nodes)
         asked = {}
         for name, gradients in found.items():
-            alpha, beta = fit.rule.curvature(gradients)
-            beta = jnp.maximum(beta, 0.0)
+            alpha, beta = clipped(gradients)
             asked[name] = PointSites(alpha + beta * mean[name], beta)
         return Here(sites, slopes(sites, asked, mean), mean, explained, effects)
 

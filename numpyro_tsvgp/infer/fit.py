@@ -324,8 +324,8 @@ class Fit:
 
         The outcomes of all pending points are drawn jointly from the posterior and the
         likelihood, ``num`` times, and each draw is added to the posterior as :meth:`condition`
-        would. What depends on the inducing inputs is done once for all fantasies. Curvature of the
-        likelihood below zero counts as zero here.
+        would by natural-gradient steps. What depends on the inducing inputs is done once for all
+        fantasies. Curvature of the likelihood below zero counts as zero here.
 
         Args:
           rng_key: random key.

@@ -29,9 +29,10 @@ from jax import Array, lax
 
 from numpyro_tsvgp.gaussian.approximation import Local
 from numpyro_tsvgp.gaussian.process import Process
-from numpyro_tsvgp.gaussian.quadrature import Marginals, SiteGradients, site_gradients
+from numpyro_tsvgp.gaussian.quadrature import Marginals, SiteGradients
 from numpyro_tsvgp.gaussian.whitened import PointSites
 from numpyro_tsvgp.infer.density import Scene
+from numpyro_tsvgp.infer.query import Query
 from numpyro_tsvgp.infer.rules import SiteRule
 
 __all__ = [
@@ -98,15 +99,24 @@ def locals_of(scene: Scene, carries: Mapping[str, Any]) -> dict[str, Local]:
 
 
 def asked_for(
-    scene: Scene, rule: SiteRule, local: Mapping[str, Local]
+    scene: Scene, rule: SiteRule, local: Mapping[str, Local], sites: Sites
 ) -> tuple[dict[str, SiteGradients], Sites]:
-    """The gradients at given marginals, and the sites that they ask for."""
-    marginals = {
-        name: Marginals(q.mean + scene.at[name].process.loc, q.variance)
-        for name, q in local.items()
+    """What a rule asks for at given marginals, of which some sites of the points are a part."""
+    loc = {name: scene.at[name].process.loc for name in local}
+    marginals = {name: Marginals(q.mean + loc[name], q.variance) for name, q in local.items()}
+    about_f = {
+        n: PointSites(s.linear + s.quadratic * loc[n], s.quadratic) for n, s in sites.items()
     }
-    _, found = site_gradients(scene.likelihood, marginals, scene.nodes)
-    gradients = {name: rule.curvature(gradients) for name, gradients in found.items()}
+    query = Query(
+        scene.likelihood,
+        marginals,
+        scene.nodes,
+        local,
+        about_f if rule.needs_rows else None,
+        scene.rows if rule.needs_rows else None,
+        scene.information if rule.needs_information else None,
+    )
+    gradients = rule.asks(query)
     return gradients, {
         name: PointSites(alpha + beta * local[name].mean, beta)
         for name, (alpha, beta) in gradients.items()
@@ -135,7 +145,7 @@ def settle(
 
     def at(sites: Sites) -> Here:
         local = locals_of(scene, carries_of(scene, base, sites))
-        _, asked = asked_for(scene, rule, local)
+        _, asked = asked_for(scene, rule, local, sites)
         mean = {name: q.mean for name, q in local.items()}
         explained = {name: q.explained for name, q in local.items()}
         return Here(sites, slopes(sites, masked(asked, counted), mean), mean, explained)

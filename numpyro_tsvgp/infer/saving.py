@@ -50,10 +50,9 @@ _SETTINGS: dict[str, type] = {
 def save(path: str | os.PathLike[str], fit: Any) -> None:
     """Saves a fit or a predictor to one file, or a state or a result to go on from.
 
-    The parameters and all settings of a fit are saved; its model is code and its training data are
-    yours, so neither is. A predictor is saved with its kernels at the fitted hyperparameters.
     The parameters and all settings of a fit are saved, and the memory of a stream; its model is
-    code and its training data are yours, so neither is.
+    code and its training data are yours, so neither is. A predictor is saved with its kernels at
+    the fitted hyperparameters.
 
     Args:
       path: where to; the file is replaced in one step.
@@ -77,17 +76,16 @@ def save(path: str | os.PathLike[str], fit: Any) -> None:
       (2,)
     """
     if isinstance(fit, Fit):
-        write_tree(path, {"params": fit.params}, {"fit": _describe(fit)})
-    elif isinstance(fit, Predictor):
-        arrays, description = describe_predictor(fit)
-        description["structure"] = _describe_structure(fit.structure)
-        description["quadrature"] = _value(fit.quadrature)
-        write_tree(path, arrays, {"predictor": description})
         arrays: dict[str, Any] = {"params": fit.params}
         description = _describe(fit)
         if fit.memory is not None:
             arrays["memory"], description["memory"] = describe_memory(fit.memory)
         write_tree(path, arrays, {"fit": description})
+    elif isinstance(fit, Predictor):
+        arrays, description = describe_predictor(fit)
+        description["structure"] = _describe_structure(fit.structure)
+        description["quadrature"] = _value(fit.quadrature)
+        write_tree(path, arrays, {"predictor": description})
     else:
         write_tree(path, fit)
 
@@ -143,7 +141,7 @@ def load(
         return _rebuilt(
             description,
             model,
-            read_tree(path).get("params", {}),
+            read_tree(path),
             given={"rule": rule, "quadrature": quadrature, "objective": objective},
             guide=guide,
             hyper_guide=hyper_guide,
@@ -159,15 +157,13 @@ def load(
 def _rebuilt(
     description: Mapping[str, Any],
     model: Callable[..., Any],
-    params: dict[str, Any],
+    arrays: dict[str, Any],
     *,
     given: Mapping[str, Any],
     guide: GPGuide | None,
     hyper_guide: Callable[..., Any] | None,
 ) -> Fit:
-    arrays = read_tree(path)
-    params = arrays["params"]
-    given = {"rule": rule, "quadrature": quadrature, "objective": objective}
+    params = arrays.get("params", {})
     settings: dict[str, Any] = {
         name: _rebuild(name, description[name]) if value is None else value
         for name, value in given.items()

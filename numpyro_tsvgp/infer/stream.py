@@ -421,7 +421,8 @@ def _in_posterior(fit: Fit, batch: _Batch, hyper: Params) -> tuple[Sites, Array]
     """
     scene = scene_of(fit, batch.call, hyper, False)
     local = {name: at.local(at.posterior(at.start())) for name, at in scene.at.items()}
-    _, sites = asked_for(scene, fit.rule, local)
+    none = {name: no_sites(at.process) for name, at in scene.at.items()}
+    _, sites = asked_for(scene, fit.rule, local, none)
     scores = [jnp.maximum(sites[name].quadratic, 0.0) * q.variance for name, q in local.items()]
     loc = {name: at.process.loc for name, at in scene.at.items()}
     return _about_f(sites, loc), jnp.concatenate(scores).sum(0)
