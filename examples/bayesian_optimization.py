@@ -27,7 +27,7 @@ from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
 
 jax.config.update("jax_enable_x64", True)
 args = options("bayesian_optimization", __doc__)
-rounds, repeats, steps, fantasies = (3, 1, 3, 4) if args.quick else (40, 5, 200, 16)
+rounds, repeats, steps, fantasies = (3, 1, 3, 4) if args.quick else (40, 3, 150, 16)
 PENDING, START = 3, 10
 
 # %% [markdown]
@@ -75,8 +75,8 @@ def expected_improvement(key, fit, pending):
 
 
 def thompson(key, fit, pending):
-    function = fit.functions(key, 1)
-    return candidates[int(function(candidates)["f"][0].argmax())]
+    drawn = fit.sample(key, candidates)["f"]  # one joint draw of the log rate
+    return candidates[int(drawn.argmax())]
 
 
 def random_search(key, fit, pending):
