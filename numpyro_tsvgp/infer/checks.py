@@ -13,6 +13,7 @@ from numpyro import handlers
 
 from numpyro_tsvgp.gaussian.caller import stack_level
 from numpyro_tsvgp.gaussian.features import prior_at
+from numpyro_tsvgp.infer.adaptive import Adaptive
 from numpyro_tsvgp.infer.fit import Fit
 from numpyro_tsvgp.infer.hyper import HyperGuide
 from numpyro_tsvgp.infer.loop import all_finite
@@ -245,12 +246,14 @@ def check_site_lr(rate: Any) -> None:
     if is_number and np.ndim(rate) == 0:
         if not 0 < rate <= 1:
             raise ValueError(f"site_lr must lie in (0, 1], got {rate}.")
-    elif rate is not None and not callable(rate):
+    elif isinstance(rate, str) and rate != "auto":
+        raise ValueError(f"site_lr is a number in (0, 1], a schedule or 'auto', got {rate!r}.")
+    elif not (rate is None or isinstance(rate, str | Adaptive) or callable(rate)):
         # An optimizer of optax or NumPyro has an update.
         hint = "; an optimizer is the third argument, optim" if hasattr(rate, "update") else ""
         raise TypeError(
-            "site_lr is the rate of E-steps, a number in (0, 1] or a function of the step, got "
-            f"{type(rate).__name__}{hint}."
+            "site_lr is the rate of E-steps, a number in (0, 1], a function of the step or 'auto', "
+            f"got {type(rate).__name__}{hint}."
         )
 
 

@@ -16,11 +16,9 @@ from numpyro.optim import _NumPyroOptim
 
 from numpyro_tsvgp.gaussian.quadrature import GaussHermite, Quadrature
 from numpyro_tsvgp.gaussian.whitened import PointSites
+from numpyro_tsvgp.infer.adaptive import Adaptive, Careful, careful_e_steps
 from numpyro_tsvgp.infer.arguments import check_forward_mode, check_loss, check_static_kwargs
-from numpyro_tsvgp.infer.checks import (
-    check_site_lr,
-    check_state,
-)
+from numpyro_tsvgp.infer.checks import check_site_lr, check_state
 from numpyro_tsvgp.infer.density import (
     Scene,
     Updated,
@@ -45,7 +43,7 @@ from numpyro_tsvgp.model.read import Reading, read
 
 __all__ = ["Driver", "Rate"]
 
-Rate = float | Callable[[Array], Any] | None
+Rate = float | Callable[[Array], Any] | Adaptive | str | None
 
 
 class _Keys(NamedTuple):
@@ -71,7 +69,7 @@ class Driver:
       model: a NumPyro model with GP sites.
       guide: a guide made for this model.
       optim: an optimizer for the hyperparameters and inducing inputs, or None to hold them.
-      site_lr: step size of E-steps, a number or a function of the step.
+      site_lr: step size of E-steps, a number, a function of the step, or "auto".
       e_steps: site updates in one iteration; 0 if the optimizer does everything.
       m_steps: optimizer steps in one iteration.
       quadrature: the quadrature rule, a number of Gauss-Hermite nodes, or None.
@@ -110,7 +108,7 @@ class Driver:
         self.model = model
         self.guide = guide
         self.optim: _NumPyroOptim | None = as_optimizer(optim)
-        self.site_lr = site_lr
+        self.site_lr = Adaptive() if isinstance(site_lr, str) else site_lr
         self.e_steps = e_steps
         self.m_steps = m_steps
         self.quadrature: Quadrature | None = (
@@ -120,6 +118,11 @@ class Driver:
         if not isinstance(self.rule, SiteRule):
             raise TypeError(
                 f"rule must be a site rule such as numpyro_tsvgp.Riemannian(), got {rule!r}."
+            )
+        if self.adaptive is not None and not self.rule.climbs:
+            raise ValueError(
+                f"site_lr='auto' judges E-steps by the bound, which those of {self.rule!r} do not "
+                "climb. Pass a number, such as site_lr=0.5."
             )
         self.objective: Objective = Bound() if objective is None else objective
         if not isinstance(self.objective, Objective):
@@ -202,9 +205,14 @@ class Driver:
 
     # ---- steps -------------------------------------------------------------------------------
 
+    @property
+    def adaptive(self) -> Adaptive | None:
+        """How the rate of E-steps is chosen, if the library chooses it."""
+        return self.site_lr if isinstance(self.site_lr, Adaptive) else None
+
     def rate(self, step: Any, subsampling: float) -> Any:
         """The rate of E-steps at a step, where there are N / |M| times as many data as in it."""
-        if self.site_lr is None:
+        if self.site_lr is None or self.adaptive is not None:
             return 0.5 / subsampling**0.5
         return self.site_lr(step) if callable(self.site_lr) else self.site_lr
 
@@ -240,7 +248,7 @@ class Driver:
 
     def e_step(
         self, state: TSVGPState, key: Array, call: Call, rate: Any = None
-    ) -> tuple[TSVGPState, Array, Array | None]:
+    ) -> tuple[TSVGPState, Array, Array | None, Array | None]:
         """The state after the site updates of one iteration.
 
         Args:
@@ -250,20 +258,55 @@ class Driver:
           rate: step size; None for that of the driver.
 
         Returns:
-          The state, a count of floored variances, and what to report as the loss of the iteration
-          in place of the loss of its M-step, or None.
+          The state, a count of floored variances, what to report as the loss of the iteration in
+          place of the loss of its M-step, or None, and whether there can be an M-step, None if that
+          is not in question.
         """
         if not self.e_steps:
-            return state, jnp.zeros((), int), None
+            return state, jnp.zeros((), int), None, None
         scene, prior = self._scene(state, self.free(state.optim_state), _Keys.of(key), call)
-        new = self._updated(state, scene, rate)
-        kept = _keeping(state, self.guide.pack(new.kept))
-        return kept, new.floored, _reported(scene, new, prior)
+        if rate is None and self._is_careful(scene):
+            new = self._careful(state, scene)
+            bound = objective_of(scene.still(), Bound(), fresh=new.proposed)
+            chosen, _, is_settled = self._judged(state, new, bound)
+            return chosen, new.floored, None, is_settled
+        updated = self._updated(state, scene, rate)
+        kept = _keeping(state, self.guide.pack(updated.kept))
+        return kept, updated.floored, _reported(scene, updated, prior), None
 
     def _updated(self, state: TSVGPState, scene: Scene, rate: Any = None) -> Updated:
         if rate is None:
             rate = self.rate(state.step, scene.reading.subsampling)
         return e_steps(scene.still(), self.rule, rate, self.e_steps)
+
+    def _is_careful(self, scene: Scene) -> bool:
+        return self.adaptive is not None and scene.reading.subsampling == 1
+
+    def _careful(self, state: TSVGPState, scene: Scene) -> Careful:
+        assert self.adaptive is not None
+        return careful_e_steps(scene.still(), self.rule, state.rate, self.e_steps, self.adaptive)
+
+    def _judged(
+        self, state: TSVGPState, new: Careful, bound: Array
+    ) -> tuple[TSVGPState, Array, Array]:
+        """The state after careful E-steps whose last one led to a bound.
+
+        Returns:
+          The state, whether the last step was good, and whether M-steps can begin.
+        """
+        assert self.adaptive is not None
+        bound = lax.stop_gradient(bound)
+        ok, rate = self.adaptive.judged(new.rate, bound, new.verified_bound)
+        reached = jnp.where(ok, bound, new.verified_bound)
+        is_settled = self.adaptive.is_settled(reached, new.before)
+        proposed = _keeping(state, self.guide.pack(new.proposed))
+        verified = state
+        if new.verified is not None:
+            verified = _keeping(state, self.guide.pack(new.verified))
+        kept = jax.tree.map(
+            lambda a, b: jnp.where(ok, a, b), proposed.approximation, verified.approximation
+        )
+        return dataclasses.replace(state, approximation=kept, rate=rate), ok, is_settled
 
     def loss(
         self,
@@ -318,27 +361,37 @@ class Driver:
         optim, optim_state = self.optim, state.optim_state
         one_step = self.m_steps == 1 and bool(jax.tree.leaves(self.free(optim_state)))
         one_step = one_step and not self.objective.needs_parts
+        one_step = one_step and (self.adaptive is None or self.objective.is_bound)
         if optim is not None and one_step and evaluates_once(optim, optim_state):
             # One evaluation does both steps: they share all that depends on hyperparameters.
             def both(free: dict[str, Any]) -> tuple[Array, Any]:
                 scene, prior = self._scene(state, free, _Keys.of(key), call)
                 if not self.e_steps:
                     value = objective_of(scene, self.objective)
-                    return -(value + prior), (state, jnp.zeros((), int), None)
+                    return -(value + prior), (state, jnp.zeros((), int), None, None)
+                if self._is_careful(scene):
+                    careful = self._careful(state, scene)
+                    value = objective_of(scene, self.objective, fresh=careful.proposed)
+                    kept, ok, is_settled = self._judged(state, careful, value)
+                    reported = -(jnp.where(ok, value, careful.verified_bound) + prior)
+                    # An M-step at sites that were taken back is taken back, too.
+                    return -(value + prior), (kept, careful.floored, reported, ok & is_settled)
                 new = self._updated(state, scene)
                 value = objective_of(scene, self.objective, fresh=new.kept)
                 kept = _keeping(state, self.guide.pack(new.kept))
-                return -(value + prior), (kept, new.floored, _reported(scene, new, prior))
+                return -(value + prior), (kept, new.floored, _reported(scene, new, prior), None)
 
-            (loss, aux), optim_state = optim.eval_and_update(both, optim_state)
-            state, floored, reported = aux
+            (loss, aux), moved = optim.eval_and_update(both, optim_state)
+            state, floored, reported, can_move = aux
         else:
-            state, floored, reported = self.e_step(state, key, call)
-            optim_state, loss = self._m_steps(state, key, call)
+            state, floored, reported, can_move = self.e_step(state, key, call)
+            moved, loss = self._m_steps(state, key, call)
+        if can_move is not None:
+            moved = jax.tree.map(lambda a, b: jnp.where(can_move, a, b), moved, optim_state)
         loss = loss if reported is None else reported
         state = dataclasses.replace(
             state,
-            optim_state=optim_state,
+            optim_state=moved,
             rng_key=rng_key,
             step=state.step + 1,
             floored=state.floored + floored,

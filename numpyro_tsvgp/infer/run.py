@@ -73,7 +73,9 @@ def run(
     drawn = 0 if is_point else sum(math.prod(shape) for shape, _ in hyper.signature)
 
     def careful_start(losses: Sequence[float]) -> TSVGPState | None:
-        if options.init_state is None and overshoots(losses, points, subsampled=subsampling > 1):
+        if options.init_state is not None or (driver.adaptive is not None and subsampling == 1):
+            return None
+        if overshoots(losses, points, subsampled=subsampling > 1):
             return _settled(driver, state, call)
         return None
 
@@ -115,7 +117,7 @@ def _settled(driver: Driver, state: TSVGPState, call: Call) -> TSVGPState:
 
     @jax.jit
     def attempt(state: TSVGPState, rate: Any, call: Call) -> tuple[TSVGPState, Array]:
-        new, _, _ = driver.e_step(state, key, call, rate)
+        new, *_ = driver.e_step(state, key, call, rate)
         return new, driver.loss(new, driver.free(new.optim_state), key, call)
 
     subsampling = read(driver.model, call, key=key, first_rows=True).subsampling

@@ -108,6 +108,7 @@ def initial_state(
         step=jnp.zeros((), int),
         rejected=jnp.zeros((), int),
         floored=jnp.zeros((), int),
+        rate=jnp.asarray(0.5 if driver.adaptive is None else driver.adaptive.start, float),
         structure=structure,
         transforms=transforms,
     )

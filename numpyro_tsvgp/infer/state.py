@@ -44,7 +44,7 @@ class Transforms(Mapping[str, Any]):
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["optim_state", "approximation", "rng_key", "step", "rejected", "floored"],
+    data_fields=["optim_state", "approximation", "rng_key", "step", "rejected", "floored", "rate"],
     meta_fields=["structure", "transforms"],
 )
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class TSVGPState:
       step: number of updates so far.
       rejected: how many of them ``stable_update`` rejected.
       floored: how many marginal variances rounded to nothing and were floored, over all updates.
+      rate: the rate of the next E-step, where the library chooses it (``site_lr="auto"``).
       structure: what the model is made of on these data.
       transforms: transforms of the optimizer's parameters to their constrained space.
     """
@@ -69,6 +70,7 @@ class TSVGPState:
     step: Array
     rejected: Array
     floored: Array
+    rate: Array
     structure: Structure
     transforms: Transforms
 
