@@ -28,8 +28,8 @@ class FisherScoring(Blending):
     logits, it is the default rule.
 
     The average over data needs a distribution of NumPyro with finitely many values
-    (``enumerate_support``) or with quantiles (``icdf``), and one data point for each function
-    value. Others are refused.
+    (``enumerate_support``), with a location and a scale on the real line, or with quantiles
+    (``icdf``), and one data point for each function value. Others are refused.
 
     Examples:
       >>> from numpyro_tsvgp import FisherScoring
