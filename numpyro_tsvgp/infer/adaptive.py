@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_tsvgp.gaussian.approximation import Approximation
-from numpyro_tsvgp.infer.density import AskedAll, Scene, asked_at
+from numpyro_tsvgp.infer.density import AskedAll, Scene, asked_at, bound_at
 from numpyro_tsvgp.infer.rules import SiteRule
 
 __all__ = ["Adaptive", "Careful", "careful_e_steps"]
@@ -96,12 +96,12 @@ class Careful(NamedTuple):
     """What careful site updates led to.
 
     Attributes:
-      proposed: the approximations after all of them, the last one not yet judged.
+      proposed: the approximations after all of them. The last one may have to be judged.
       verified: those before the last one; None if it was the only one, and they are the start.
-      verified_bound: the bound of those.
+      verified_bound: the bound of what has been judged.
       floored: how many marginal variances were floored on the way.
       before: the bound before the first update.
-      rate: the rate of the last one.
+      rate: the rate of the last one, or of the next one where all have been judged.
     """
 
     proposed: dict[str, Approximation]
@@ -113,7 +113,13 @@ class Careful(NamedTuple):
 
 
 def careful_e_steps(
-    scene: Scene, rule: SiteRule, rate: Array, steps: int, adaptive: Adaptive
+    scene: Scene,
+    rule: SiteRule,
+    rate: Array,
+    steps: int,
+    adaptive: Adaptive,
+    *,
+    judge_last: bool,
 ) -> Careful:
     """Site updates of every GP at fixed hyperparameters, each judged by the one after it.
 
@@ -123,9 +129,11 @@ def careful_e_steps(
       rate: the first rate.
       steps: number of updates.
       adaptive: how the rate changes.
+      judge_last: whether to judge the last update, too, for which the bound is computed. Else it
+        is up to whoever knows the bound.
 
     Returns:
-      The approximations after the updates. Whoever knows their bound has to judge the last one.
+      The approximations after the updates.
     """
     start = {name: at.start() for name, at in scene.at.items()}
     first = asked_at(scene, rule, start)
@@ -143,6 +151,18 @@ def careful_e_steps(
         return carries, asked, bound, proposed, rate, floored + new.floored
 
     proposed = first.step(rule, start, rate)
+    if judge_last:
+        state = start, _arrays(first), first.bound, proposed, rate, first.floored
+        if steps > 1:
+            state = lax.fori_loop(1, steps, step, state)
+        carries, _, bound, proposed, rate, floored = state
+        new = bound_at(scene, proposed)
+        ok, rate = adaptive.judged(rate, new, bound)
+        carries, bound = jax.tree.map(
+            lambda a, b: jnp.where(ok, a, b), (proposed, new), (carries, bound)
+        )
+        kept = {name: at.keep(carries[name]) for name, at in scene.at.items()}
+        return Careful(kept, None, bound, floored, first.bound, rate)
     if steps == 1:
         kept = {name: at.keep(proposed[name]) for name, at in scene.at.items()}
         return Careful(kept, None, first.bound, first.floored, first.bound, rate)

@@ -246,9 +246,9 @@ def check_site_lr(rate: Any) -> None:
     if is_number and np.ndim(rate) == 0:
         if not 0 < rate <= 1:
             raise ValueError(f"site_lr must lie in (0, 1], got {rate}.")
-    elif isinstance(rate, str) and rate != "auto":
-        raise ValueError(f"site_lr is a number in (0, 1], a schedule or 'auto', got {rate!r}.")
-    elif not (rate is None or isinstance(rate, str | Adaptive) or callable(rate)):
+    elif isinstance(rate, str) and rate == "auto":
+        return
+    elif not (rate is None or isinstance(rate, Adaptive) or callable(rate)):
         # An optimizer of optax or NumPyro has an update.
         hint = "; an optimizer is the third argument, optim" if hasattr(rate, "update") else ""
         raise TypeError(

@@ -20,6 +20,7 @@ from numpyro_tsvgp.gaussian.quadrature import (
     Marginals,
     Nodes,
     Quadrature,
+    expect,
     nodes_for,
 )
 from numpyro_tsvgp.gaussian.whitened import PointSites
@@ -40,6 +41,7 @@ __all__ = [
     "Scene",
     "Updated",
     "asked_at",
+    "bound_at",
     "e_steps",
     "nodes_of",
     "objective_of",
@@ -195,6 +197,25 @@ def asked_at(scene: Scene, rule: SiteRule, carries: Mapping[str, Any]) -> AskedA
         for name, at in scene.at.items()
     }
     return AskedAll(asked, query.expected - sum(divergences), sum(floored, jnp.zeros((), int)))
+
+
+def bound_at(scene: Scene, carries: Mapping[str, Any]) -> Array:
+    """The bound, and nothing else.
+
+    Args:
+      scene: the model at the current hyperparameters.
+      carries: what E-steps carry, by GP.
+
+    Returns:
+      A scalar.
+    """
+    marginals, divergence = {}, jnp.zeros(())
+    for name, at in scene.at.items():
+        q = at.posterior(carries[name])
+        mean, variance, _ = at.local(q)
+        marginals[name] = Marginals(mean + at.process.loc, variance)
+        divergence = divergence + at.divergence(q)
+    return expect(scene.likelihood, marginals, scene.nodes) - divergence
 
 
 def own_sites(at_data: Mapping[str, AtData], carries: Mapping[str, Any]) -> dict[str, PointSites]:

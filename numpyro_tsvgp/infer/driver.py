@@ -266,10 +266,11 @@ class Driver:
             return state, jnp.zeros((), int), None, None
         scene, prior = self._scene(state, self.free(state.optim_state), _Keys.of(key), call)
         if rate is None and self._is_careful(scene):
-            new = self._careful(state, scene)
-            bound = objective_of(scene.still(), Bound(), fresh=new.proposed)
-            chosen, _, is_settled = self._judged(state, new, bound)
-            return chosen, new.floored, None, is_settled
+            assert self.adaptive is not None
+            new = self._careful(state, scene, judge_last=True)
+            kept = _keeping(state, self.guide.pack(new.proposed))
+            is_settled = self.adaptive.is_settled(new.verified_bound, new.before)
+            return dataclasses.replace(kept, rate=new.rate), new.floored, None, is_settled
         updated = self._updated(state, scene, rate)
         kept = _keeping(state, self.guide.pack(updated.kept))
         return kept, updated.floored, _reported(scene, updated, prior), None
@@ -282,9 +283,12 @@ class Driver:
     def _is_careful(self, scene: Scene) -> bool:
         return self.adaptive is not None and scene.reading.subsampling == 1
 
-    def _careful(self, state: TSVGPState, scene: Scene) -> Careful:
+    def _careful(self, state: TSVGPState, scene: Scene, *, judge_last: bool) -> Careful:
         assert self.adaptive is not None
-        return careful_e_steps(scene.still(), self.rule, state.rate, self.e_steps, self.adaptive)
+        return careful_e_steps(
+            *(scene.still(), self.rule, state.rate, self.e_steps, self.adaptive),
+            judge_last=judge_last,
+        )
 
     def _judged(
         self, state: TSVGPState, new: Careful, bound: Array
@@ -370,7 +374,7 @@ class Driver:
                     value = objective_of(scene, self.objective)
                     return -(value + prior), (state, jnp.zeros((), int), None, None)
                 if self._is_careful(scene):
-                    careful = self._careful(state, scene)
+                    careful = self._careful(state, scene, judge_last=False)
                     value = objective_of(scene, self.objective, fresh=careful.proposed)
                     kept, ok, is_settled = self._judged(state, careful, value)
                     reported = -(jnp.where(ok, value, careful.verified_bound) + prior)

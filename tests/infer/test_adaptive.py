@@ -176,7 +176,7 @@ def test_words():
     guide = AutoDualGaussian(model)
     with pytest.raises(ValueError, match="which those of ExpectationPropagation.* do not climb"):
         TSVGP(model, guide, None, site_lr="auto", rule=ExpectationPropagation())
-    with pytest.raises(ValueError, match="a schedule or 'auto', got 'automatic'"):
+    with pytest.raises(TypeError, match="a function of the step or 'auto', got str"):
         TSVGP(model, guide, None, site_lr="automatic")
     with pytest.raises(ValueError, match="0 < start <= largest <= 1"):
         Adaptive(0.5, 0.2)
