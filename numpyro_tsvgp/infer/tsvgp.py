@@ -38,7 +38,9 @@ class TSVGP(Driver):
       loss: nothing, or ``Trace_ELBO()`` where code written for SVI passes it: the loss is built in.
       site_lr: the rate r in (0, 1], a number or a schedule (a function of the step). None means
         ``0.5 * sqrt(|M| / N)``: 0.5 for full batches, less for minibatches. A Gaussian likelihood
-        is exact after one full-batch step of rate 1.
+        is exact after one full-batch step of rate 1. With ``"auto"`` the library chooses it: every
+        step is judged by the bound, taken back if it was too long, and the rate follows
+        (:class:`~numpyro_tsvgp.infer.adaptive.Adaptive`).
       e_steps: site updates in one iteration, all on the same batch.
       m_steps: optimizer steps in one iteration.
       quadrature: None for the default (Gauss-Hermite with 20 nodes for one or two latent
@@ -48,8 +50,11 @@ class TSVGP(Driver):
       rule: what an E-step makes of the gradients of the likelihood, and what becomes of negative
         curvature, which likelihoods that are not log-concave (Student-t, heteroscedastic, mixtures)
         ask for: :class:`~numpyro_tsvgp.NaturalGradient` (the default) counts it as zero,
-        :class:`~numpyro_tsvgp.Riemannian` keeps it.
-      objective: what the M-step improves; the bound by default.
+        :class:`~numpyro_tsvgp.Riemannian` keeps it. Others are
+        :class:`~numpyro_tsvgp.ExpectationPropagation`, :class:`~numpyro_tsvgp.Laplace` and
+        :class:`~numpyro_tsvgp.FisherScoring`.
+      objective: what the M-step improves: the bound by default, :class:`~numpyro_tsvgp.EPLike` or
+        :class:`~numpyro_tsvgp.TighterBound`.
       **static_kwargs: keyword arguments of the model that are the same in every call, as in SVI.
 
     Examples:
