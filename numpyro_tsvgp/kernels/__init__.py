@@ -15,6 +15,8 @@ A kernel is an immutable pytree: its hyperparameters are leaves, so it can be bu
   whatever :func:`as_kernel` takes.
 * ``kernel(X, X)``, with the very same object twice, is the covariance of one set of function
   values: squared distances are exactly zero on its diagonal and :class:`White` adds its noise.
+* ``kernel.state_space()`` is the form that ``AutoDualGaussian(model, markov=True)`` needs, for
+  kernels of one input, the time.
 * ``kernel.scaled(X1, X2)`` and ``kernel.noise(X)`` are parts of these that save work where a
   kernel can name them. One that cannot, such as a function of yours, need not.
 """
@@ -45,6 +47,7 @@ from numpyro_tsvgp.kernels.stationary import (
     RationalQuadratic,
     Stationary,
 )
+from numpyro_tsvgp.kernels.trend import IntegratedBrownian
 
 __all__ = [
     "RBF",
@@ -57,6 +60,7 @@ __all__ = [
     "External",
     "Function",
     "Group",
+    "IntegratedBrownian",
     "Kernel",
     "Linear",
     "Matern12",

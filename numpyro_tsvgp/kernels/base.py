@@ -12,8 +12,16 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from numpyro_tsvgp.gaussian.state_space import StateSpace
 from numpyro_tsvgp.kernels.distance import as_matrix, as_rows
 from numpyro_tsvgp.kernels.spectral import RandomFeatures, Term, draw_features, product
+from numpyro_tsvgp.kernels.state_space import (
+    ProductSpace,
+    QuasisepSpace,
+    RotationSpace,
+    ScaledSpace,
+    SumSpace,
+)
 from numpyro_tsvgp.kernels.tree import pytree, static
 
 __all__ = [
@@ -28,6 +36,11 @@ __all__ = [
     "White",
     "as_kernel",
 ]
+
+WITH_STATE_SPACE = (
+    "Matern12, Matern32, Matern52, Cosine, Periodic, Constant, Linear, IntegratedBrownian, "
+    "quasiseparable kernels of tinygp, and sums and products of these"
+)
 
 # Hyperparameters that have no meaning below zero.
 _NOT_NEGATIVE = (
@@ -142,6 +155,25 @@ class Kernel:
             "fit.sample(key, X_new)."
         )
 
+    def state_space(self) -> StateSpace:
+        """The kernel of one input as a Markov chain of states, for ``markov=True``.
+
+        Returns:
+            The form; see :mod:`numpyro_tsvgp.gaussian.state_space`.
+
+        Raises:
+            TypeError: if the kernel has none.
+
+        Example:
+            >>> from numpyro_tsvgp import kernels
+            >>> (kernels.Matern32(2.0) + kernels.Constant()).state_space().dim
+            3
+        """
+        raise TypeError(f"{self._described()} has no state-space form: {WITH_STATE_SPACE} have one")
+
+    def _described(self) -> str:
+        return f"the kernel {type(self).__name__}"
+
     def __add__(self, other: Any) -> Kernel:
         if _is_number(other):
             _check_not_negative(other, "a kernel plus")
@@ -183,6 +215,9 @@ class Sum(Kernel):
     def spectral_terms(self, columns: int) -> tuple[Term, ...]:
         return self.left.spectral_terms(columns) + self.right.spectral_terms(columns)
 
+    def state_space(self) -> StateSpace:
+        return SumSpace(self.left.state_space(), self.right.state_space())
+
 
 @pytree
 class Product(Kernel):
@@ -203,6 +238,9 @@ class Product(Kernel):
 
     def spectral_terms(self, columns: int) -> tuple[Term, ...]:
         return product(self.left.spectral_terms(columns), self.right.spectral_terms(columns))
+
+    def state_space(self) -> StateSpace:
+        return ProductSpace(self.left.state_space(), self.right.state_space())
 
 
 @pytree
@@ -227,6 +265,9 @@ class Scaled(Kernel):
 
     def spectral_terms(self, columns: int) -> tuple[Term, ...]:
         return product([Term(self.scale)], self.kernel.spectral_terms(columns))
+
+    def state_space(self) -> StateSpace:
+        return ScaledSpace(self.kernel.state_space(), self.scale)
 
 
 @pytree
@@ -262,6 +303,9 @@ class Constant(Kernel):
         del columns
         return (Term(self.variance),)
 
+    def state_space(self) -> StateSpace:
+        return RotationSpace(0.0, (self.variance,), 0)
+
 
 @pytree
 class White(Kernel):
@@ -296,6 +340,12 @@ class White(Kernel):
 
     def noise(self, X: ArrayLike) -> Array:
         return self.diag(X)
+
+    def state_space(self) -> StateSpace:
+        raise TypeError(
+            "the kernel White has no state-space form, because no state carries it from one time "
+            "to the next: leave it out and put the noise into the likelihood"
+        )
 
 
 def _foreign_call(kernel: Any, X1: ArrayLike, X2: ArrayLike) -> Array:
@@ -333,6 +383,18 @@ class External(Kernel):
 
     def diag(self, X: ArrayLike) -> Array:
         return _foreign_diag(self.kernel, X)
+
+    def state_space(self) -> StateSpace:
+        names = ("stationary_covariance", "observation_model", "transition_matrix")
+        if not all(callable(getattr(self.kernel, name, None)) for name in names):
+            return super().state_space()
+        space = QuasisepSpace(self.kernel)
+        jax.eval_shape(space.emission)  # refuses one that depends on the time
+        return space
+
+    def _described(self) -> str:
+        kind = type(self.kernel)
+        return f"the kernel {kind.__module__}.{kind.__name__}"
 
 
 @pytree

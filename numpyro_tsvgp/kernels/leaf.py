@@ -68,6 +68,16 @@ class Leaf(Kernel):
             )
         return value[..., None, :]
 
+    def _of_one_input(self, name: str) -> Array:
+        """A lengthscale or period of a kernel of one input, of shape ``batch``."""
+        value = jnp.atleast_1d(getattr(self, name))
+        if value.shape[-1] != 1:
+            raise TypeError(
+                f"the kernel {type(self).__name__} has a {name} of shape {value.shape}, one for "
+                "each of several inputs, but a state-space form is of one input, the time"
+            )
+        return value[..., 0]
+
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Array:
         scale, matrix = self.scaled(X1, X2)
         return as_matrix(scale) * matrix

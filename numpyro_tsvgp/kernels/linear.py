@@ -11,9 +11,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from numpyro_tsvgp.gaussian.state_space import StateSpace
 from numpyro_tsvgp.kernels.distance import as_matrix, inner, pair
 from numpyro_tsvgp.kernels.leaf import Leaf
 from numpyro_tsvgp.kernels.spectral import Term, outer
+from numpyro_tsvgp.kernels.state_space import LineSpace
 from numpyro_tsvgp.kernels.tree import Dims, pytree, static
 
 __all__ = ["ArcCosine", "Linear", "Polynomial"]
@@ -64,6 +66,9 @@ class Linear(Leaf):
     def _correlation(self, A: Array, B: Array) -> Array:
         scale = self._per_input("lengthscale", A)
         return inner(*pair(lambda X: X / scale, A, B))
+
+    def state_space(self) -> StateSpace:
+        return LineSpace(jnp.asarray(self.variance) / self._of_one_input("lengthscale") ** 2)
 
 
 @pytree

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable
 
 import jax
@@ -12,6 +13,7 @@ from jax import Array
 from jax.scipy.special import ndtri
 from jax.typing import ArrayLike
 
+from numpyro_tsvgp.gaussian.state_space import StateSpace
 from numpyro_tsvgp.kernels.distance import as_matrix, centred, pair, squared_distance
 from numpyro_tsvgp.kernels.leaf import Leaf
 from numpyro_tsvgp.kernels.spectral import (
@@ -22,6 +24,7 @@ from numpyro_tsvgp.kernels.spectral import (
     wide_gamma,
     wide_normal,
 )
+from numpyro_tsvgp.kernels.state_space import MaternSpace, RotationSpace, cosine_series
 from numpyro_tsvgp.kernels.tree import Dims, pytree, static
 
 __all__ = [
@@ -201,6 +204,9 @@ class Matern12(Stationary):
     def spectral_terms(self, columns: int) -> tuple[Term, ...]:
         return self._matern(columns, 0.5)
 
+    def state_space(self) -> StateSpace:
+        return MaternSpace(1.0 / self._of_one_input("lengthscale"), self.variance, 1)
+
 
 @pytree
 class Matern32(Stationary):
@@ -230,6 +236,9 @@ class Matern32(Stationary):
     def spectral_terms(self, columns: int) -> tuple[Term, ...]:
         return self._matern(columns, 1.5)
 
+    def state_space(self) -> StateSpace:
+        return MaternSpace(math.sqrt(3.0) / self._of_one_input("lengthscale"), self.variance, 2)
+
 
 @pytree
 class Matern52(Stationary):
@@ -258,6 +267,9 @@ class Matern52(Stationary):
 
     def spectral_terms(self, columns: int) -> tuple[Term, ...]:
         return self._matern(columns, 2.5)
+
+    def state_space(self) -> StateSpace:
+        return MaternSpace(math.sqrt(5.0) / self._of_one_input("lengthscale"), self.variance, 3)
 
 
 @pytree
@@ -325,6 +337,8 @@ class Periodic(Stationary):
         active_dims: the columns of the inputs to use; all of them by default.
         base: the class of a kernel of the distance alone: :class:`RBF`, :class:`Matern12`,
             :class:`Matern32` or :class:`Matern52`.
+        order: number of harmonics in the state-space form, which has ``2 * order + 1`` numbers in
+            a state. Nothing else of the kernel depends on it.
 
     Example:
         >>> from numpyro_tsvgp import kernels
@@ -344,6 +358,7 @@ class Periodic(Stationary):
     variance: ArrayLike = 1.0
     active_dims: Dims = static(default=None)
     base: type[Stationary] | str = static(default="RBF")
+    order: int = static(default=7)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -356,6 +371,8 @@ class Periodic(Stationary):
                 "and Matern52 (the class itself: hyperparameters are those of Periodic)"
             )
         object.__setattr__(self, "base", name)
+        if operator.index(self.order) < 1:
+            raise ValueError(f"Periodic: order must be a positive integer, got {self.order}")
 
     def _correlation(self, A: Array, B: Array) -> Array:
         scale = self._per_input("lengthscale", A)
@@ -386,6 +403,15 @@ class Periodic(Stationary):
             return numbers * (2.0 * math.pi / self._per_input("period", u)), weights.prod(-1)
 
         return self._term(columns, 0, of)
+
+    def state_space(self) -> StateSpace:
+        shape, lengthscale = _BASES[str(self.base)]()._shape, self._of_one_input("lengthscale")
+        weights = cosine_series(
+            lambda angle: shape((2 - 2 * jnp.cos(angle)) / lengthscale[..., None] ** 2), self.order
+        )
+        variance = jnp.asarray(self.variance)
+        frequency = 2.0 * math.pi / self._of_one_input("period")
+        return RotationSpace(frequency, tuple(variance * w for w in weights), 0)
 
 
 @pytree
@@ -423,3 +449,7 @@ class Cosine(Stationary):
             return found, jnp.ones(len(u), u.dtype)
 
         return self._term(columns, 1, of)
+
+    def state_space(self) -> StateSpace:
+        frequency = 2.0 * math.pi / self._of_one_input("lengthscale")
+        return RotationSpace(frequency, (self.variance,), 1)

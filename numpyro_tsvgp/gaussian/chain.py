@@ -1,0 +1,161 @@
+r"""The posterior of a Markov chain of states given sites: what both programs compute, and share.
+
+At sorted times, with states and sites in natural form
+
+.. math::
+  x_i = A_i x_{i-1} + \mathcal{N}(0, Q_i), \qquad
+  t_i(x_i) = \exp\big(\lambda_i h^\top x_i - \tfrac12 \beta_i (h^\top x_i)^2\big),
+
+a filter goes forward. From the mean :math:`m^-` and covariance :math:`P^-` of a state given the
+sites before, with :math:`u = P^- h`, :math:`g = h^\top m^-`, :math:`v = h^\top u` and
+:math:`S = 1 + \beta v`, it takes the site in,
+
+.. math::
+  m = m^- + u \, \frac{\lambda - \beta g}{S}, \qquad P = P^- - \frac{\beta}{S} u u^\top, \qquad
+  \log Z \mathrel{+}= -\tfrac12 \log S + \frac{2 \lambda g + v \lambda^2 - \beta g^2}{2 S} .
+
+A smoother goes back with the derivatives of log Z in what the filter predicts,
+
+.. math::
+  r = \frac{\partial \log Z}{\partial m^-}, \qquad
+  \tfrac12 (r r^\top - N) = \frac{\partial \log Z}{\partial P^-},
+
+(Bryson and Frazier). It inverts nothing, so that a state which is known exactly, a time that comes
+twice and a site of zero need no special case, and the derivatives of log Z in everything are there
+to be read off. As means and variances are derivatives of log Z in the sites themselves,
+
+.. math::
+  \mu_i = \frac{\partial \log Z}{\partial \lambda_i}, \qquad
+  \mu_i^2 + v_i = -2 \frac{\partial \log Z}{\partial \beta_i},
+
+derivatives of a *function of them* in the prior are, by symmetry, derivatives of these derivatives
+along a change of the sites: reverse mode costs one forward mode of the smoother and keeps nothing
+of its steps (:func:`smooth_once`).
+
+Shapes: states ``(d, p, ...)``, sites ``(p, n)``, times ``(n,)`` in order.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from numpyro_tsvgp.gaussian.linalg import differentiated_once
+
+__all__ = ["Gradient", "Smoothed", "Start", "log_normaliser", "program", "smooth", "smooth_once"]
+
+
+class Start(NamedTuple):
+    """The state at the first time before any site: mean ``(d, p)``, covariance ``(d, d, p)``."""
+
+    mean: Array
+    covariance: Array
+
+
+class Smoothed(NamedTuple):
+    """The posterior of function values, each ``(p, n)``.
+
+    Attributes:
+      mean: posterior mean.
+      variance: posterior variance.
+      predicted_mean: mean given the sites of earlier points alone.
+      predicted_variance: variance given the sites of earlier points alone.
+      end: the state after the last point, given all sites.
+    """
+
+    mean: Array
+    variance: Array
+    predicted_mean: Array
+    predicted_variance: Array
+    end: Start
+
+
+class Gradient(NamedTuple):
+    """Derivatives of log Z in all that it depends on, summed over functions where these share."""
+
+    space: Any
+    start: Start
+    t: Array
+    linear: Array
+    quadratic: Array
+
+
+def log_normaliser(smoothed: Smoothed, linear: Array, quadratic: Array) -> Array:
+    r"""The terms of :math:`\log \int p(x) \prod_i t_i(x_i) \mathrm{d}x`, shape ``(p, n)``."""
+    g, v = smoothed.predicted_mean, smoothed.predicted_variance
+    S = 1 + quadratic * v
+    return -0.5 * jnp.log(S) + (2 * linear * g + v * linear**2 - quadratic * g**2) / (2 * S)
+
+
+def program() -> Any:
+    """The program for this machine: a scan in order on CPU, an associative one elsewhere."""
+    from numpyro_tsvgp.gaussian import associative_scan, sequential_scan
+
+    return sequential_scan if jax.default_backend() == "cpu" else associative_scan
+
+
+def smooth(
+    space: Any, start: Start, t: Array, linear: Array, quadratic: Array, using: Any = None
+) -> Smoothed:
+    """The posterior of function values, differentiable in everything as often as one likes.
+
+    Args:
+      space: the state-space form of the prior.
+      start: the state at the first time.
+      t: times in order, ``(n,)``.
+      linear: first number of each site, ``(p, n)``.
+      quadratic: second number of each site, ``(p, n)``.
+      using: the program; that for this machine by default.
+
+    Returns:
+      The posterior.
+    """
+    return (using or program()).smooth(space, start, t, linear, quadratic)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(5,))
+def smooth_once(
+    space: Any, start: Start, t: Array, linear: Array, quadratic: Array, using: Any = None
+) -> tuple[Array, Array, Array]:
+    """Means, variances ``(p, n)`` and log Z of all functions, for one first derivative in reverse.
+
+    Args:
+      space: the state-space form of the prior.
+      start: the state at the first time.
+      t: times in order, ``(n,)``.
+      linear: first number of each site, ``(p, n)``.
+      quadratic: second number of each site, ``(p, n)``.
+      using: the program; that for this machine by default.
+
+    Returns:
+      The three.
+    """
+    found = smooth(space, start, t, linear, quadratic, using)
+    return found.mean, found.variance, log_normaliser(found, linear, quadratic).sum()
+
+
+def _forward(
+    space: Any, start: Start, t: Array, linear: Array, quadratic: Array, using: Any
+) -> tuple[Any, Any]:
+    found = smooth_once(space, start, t, linear, quadratic, using)
+    return found, ((space, start, t, linear, quadratic), found[0])
+
+
+def _reverse(using: Any, kept: Any, cotangents: tuple[Array, Array, Array]) -> Any:
+    (space, start, t, linear, quadratic), mean = differentiated_once(kept)
+    by_mean, by_variance, by_log_z = cotangents
+
+    def gradient(linear: Array, quadratic: Array) -> Gradient:
+        return (using or program()).gradient(space, start, t, linear, quadratic)
+
+    # Sum g_m dm + g_v dv is the derivative of log Z along these changes of the sites, derived.
+    along = by_mean - 2 * by_variance * mean, -2 * by_variance
+    value, change = jax.jvp(gradient, (linear, quadratic), along)
+    return tuple(jax.tree.map(lambda v, c: by_log_z * v + c, value, change))
+
+
+smooth_once.defvjp(_forward, _reverse)

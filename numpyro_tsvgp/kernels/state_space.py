@@ -1,0 +1,433 @@
+r"""State-space forms of kernels; see :mod:`numpyro_tsvgp.gaussian.state_space` for the contract.
+
+Hyperparameters of a form have shape ``batch``, or ``(k,)`` once it is flattened. States are in
+units of the process itself, so that in single precision nothing is far from one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from numpyro_tsvgp.kernels.tree import pytree, static
+
+__all__ = [
+    "cosine_series",
+    "IntegratedSpace",
+    "LineSpace",
+    "MaternSpace",
+    "ProductSpace",
+    "QuasisepSpace",
+    "RotationSpace",
+    "ScaledSpace",
+    "SumSpace",
+]
+
+
+def _matrix(rows: list[list[Any]]) -> Array:
+    """A matrix of arrays ``(k, b)`` that broadcast: ``(d, d, k, b)``."""
+    flat = jnp.broadcast_arrays(*[jnp.asarray(x) for row in rows for x in row])
+    return jnp.stack(flat).reshape(len(rows), len(rows[0]), *flat[0].shape)
+
+
+def _column(hyperparameter: ArrayLike) -> Array:
+    """A hyperparameter ``(k,)`` that multiplies times ``(b,)``."""
+    return jnp.asarray(hyperparameter)[..., None]
+
+
+def _floating(leaf: ArrayLike) -> Array:
+    leaf = jnp.asarray(leaf)
+    return leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.astype(float)
+
+
+class _Form:
+    """What forms have in common."""
+
+    def flattened(self, flatten: Callable[[Array], Array]) -> Self:
+        return jax.tree.map(lambda leaf: flatten(_floating(leaf)), self)
+
+
+# ---- Matern ----------------------------------------------------------------------------------
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _gamma_integral(power: int, z: Array) -> Array:
+    r"""The integral :math:`\int_0^z u^k e^{-2u} \mathrm{d}u` to full relative precision."""
+    # Where z is small the closed form is a difference of near equals; the series is not.
+    small = jnp.minimum(z, 1.0)
+    term = 1.0 / (power + 1) * jnp.ones_like(z)
+    total = term
+    for j in range(1, 20 if z.dtype == jnp.float64 else 11):
+        term = term * (2 * small / (power + 1 + j))
+        total = total + term
+    series = small ** (power + 1) * jnp.exp(-2 * small) * total
+    large = jnp.maximum(z, 1.0)
+    tail = sum((2 * large) ** j / math.factorial(j) for j in range(power + 1))
+    closed = math.factorial(power) / 2 ** (power + 1) * (1 - jnp.exp(-2 * large) * tail)
+    return jnp.where(z < 1.0, series, closed)
+
+
+@_gamma_integral.defjvp
+def _gamma_integral_jvp(power: int, primals: Any, tangents: Any) -> tuple[Array, Array]:
+    (z,), (dz,) = primals, tangents
+    # Powers beyond the largest exponent would be infinity times zero.
+    return _gamma_integral(power, z), jnp.minimum(z, 1e3) ** power * jnp.exp(-2 * z) * dz
+
+
+# With z = rate (t1 - t0) the transition is e^-z (I + z N + z^2/2 N^2) and the noise is
+# q times the integral of a(u) a(u)^T, a(u) being the last column of the transition.
+_NILPOTENT = {
+    1: np.array([[0.0]]),
+    2: np.array([[1.0, 1.0], [-1.0, -1.0]]),
+    3: np.array([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0], [-1.0, -3.0, -2.0]]),
+}
+_STATIONARY = {
+    1: np.array([[1.0]]),
+    2: np.eye(2),
+    3: np.array([[1.0, 0.0, -1 / 3], [0.0, 1 / 3, 0.0], [-1 / 3, 0.0, 1.0]]),
+}
+_INTENSITY = {1: 2.0, 2: 4.0, 3: 16 / 3}
+
+
+@pytree
+class MaternSpace(_Form):
+    r"""A Matérn function and its derivatives, in units of :math:`\sqrt{2\nu} / \ell`.
+
+    Args:
+        rate: :math:`\sqrt{2\nu} / \ell`.
+        variance: the variance of the function.
+        dim: :math:`\nu + 1/2`; 1, 2 or 3.
+    """
+
+    rate: ArrayLike
+    variance: ArrayLike
+    dim: int = static(default=1)
+
+    def emission(self) -> Array:
+        return jnp.eye(self.dim)[0][:, None]
+
+    def covariance(self, t: Array) -> Array:
+        variance = _column(self.variance) * jnp.ones_like(t)
+        return jnp.asarray(_STATIONARY[self.dim], variance.dtype)[..., None, None] * variance
+
+    def step(self, t0: Array, t1: Array) -> tuple[Array, Array]:
+        d, z = self.dim, _column(self.rate) * (t1 - t0)
+        N = _NILPOTENT[d]
+        decay = jnp.exp(-z)
+        powers = [decay, decay * z, decay * z**2 / 2][:d]
+        terms = [np.eye(d), N, N @ N][:d]
+        A = sum(
+            jnp.asarray(term, z.dtype)[..., None, None] * power
+            for term, power in zip(terms, powers, strict=True)
+        )
+        # The last column of the transition, as polynomials in z.
+        last = np.stack([term[:, -1] / math.factorial(j) for j, term in enumerate(terms)], -1)
+        integrals = [_gamma_integral(power, z) for power in range(2 * d - 1)]
+        scale = _INTENSITY[d] * _column(self.variance)
+        entries: list[list[Any]] = [[None] * d for _ in range(d)]
+        for i in range(d):
+            for j in range(i + 1):
+                product = np.convolve(last[i], last[j])
+                parts = [float(c) * integrals[p] for p, c in enumerate(product) if c]
+                entries[i][j] = entries[j][i] = scale * sum(parts[1:], parts[0])
+        return A, _matrix(entries)
+
+
+# ---- sinusoids -------------------------------------------------------------------------------
+
+
+@pytree
+class RotationSpace(_Form):
+    r"""A constant and sinusoids of multiples of one frequency, with random amplitudes.
+
+    .. math:: k(t, t') = \sum_j w_j \cos(j \omega (t - t'))
+
+    Args:
+        frequency: :math:`\omega`.
+        weights: the variances :math:`w_j`, a tuple.
+        first: the first j; the constant, j = 0, has one number in the state and others have two.
+    """
+
+    frequency: ArrayLike
+    weights: tuple[ArrayLike, ...]
+    first: int = static(default=1)
+
+    @property
+    def multiples(self) -> range:
+        return range(self.first, self.first + len(self.weights))
+
+    @property
+    def dim(self) -> int:
+        return sum(2 if j else 1 for j in self.multiples)
+
+    def emission(self) -> Array:
+        pattern = [x for j in self.multiples for x in ([1.0, 0.0] if j else [1.0])]
+        return jnp.asarray(pattern)[:, None]
+
+    def covariance(self, t: Array) -> Array:
+        diagonal = [
+            _column(w) * jnp.ones_like(t)
+            for j, w in zip(self.multiples, self.weights, strict=True)
+            for _ in range(2 if j else 1)
+        ]
+        d = len(diagonal)
+        zero = jnp.zeros_like(diagonal[0])
+        return _matrix([[diagonal[i] if i == j else zero for j in range(d)] for i in range(d)])
+
+    def step(self, t0: Array, t1: Array) -> tuple[Array, Array]:
+        angle = _column(self.frequency) * (t1 - t0)
+        blocks = []
+        for j in self.multiples:
+            cos, sin = jnp.cos(j * angle), jnp.sin(j * angle)
+            blocks.append(_matrix([[cos, sin], [-sin, cos]]) if j else _matrix([[cos]]))
+        A = _block_diagonal(blocks)
+        return A, jnp.zeros_like(A)
+
+
+def cosine_series(correlation: Callable[[Array], Array], order: int) -> tuple[Array, ...]:
+    r"""Weights of the cosine series of a function of an angle, :math:`0 \ldots` ``order``.
+
+    .. math::
+      c(\theta) = \sum_j w_j \cos j\theta, \qquad
+      w_j = \frac{2 - [j = 0]}{\pi} \int_0^\pi c(\theta) \cos j\theta \, \mathrm{d}\theta
+
+    by the trapezoidal rule, which for smooth periodic integrands is exact to rounding.
+
+    Args:
+      correlation: the function, of angles in the last axis.
+      order: the last term.
+
+    Returns:
+      The weights, each of the shape that the function has without its last axis.
+    """
+    size = 512
+    angle = 2 * math.pi * np.arange(size) / size
+    values = correlation(jnp.asarray(angle))
+    out = []
+    for j in range(order + 1):
+        wave = jnp.asarray(np.cos(j * angle) * ((2.0 if j else 1.0) / size), values.dtype)
+        out.append(jnp.maximum((values * wave).sum(-1), 0.0))  # of a covariance none is negative
+    return tuple(out)
+
+
+# ---- trends ----------------------------------------------------------------------------------
+
+
+@pytree
+class LineSpace(_Form):
+    """A line through the origin with a random slope; the state is its value and its slope."""
+
+    variance: ArrayLike
+
+    @property
+    def dim(self) -> int:
+        return 2
+
+    def emission(self) -> Array:
+        return jnp.array([1.0, 0.0])[:, None]
+
+    def covariance(self, t: Array) -> Array:
+        variance = _column(self.variance)
+        return _matrix([[variance * t * t, variance * t], [variance * t, variance]])
+
+    def step(self, t0: Array, t1: Array) -> tuple[Array, Array]:
+        gap = (t1 - t0)[None]
+        A = _matrix([[jnp.ones_like(gap), gap], [jnp.zeros_like(gap), jnp.ones_like(gap)]])
+        return A, jnp.zeros_like(A)
+
+
+@pytree
+class IntegratedSpace(_Form):
+    """Integrated Brownian motion that starts at an origin; the state is its value and its slope."""
+
+    variance: ArrayLike
+    origin: ArrayLike
+
+    @property
+    def dim(self) -> int:
+        return 2
+
+    def emission(self) -> Array:
+        return jnp.array([1.0, 0.0])[:, None]
+
+    def _since(self, t: Array) -> Array:
+        return jnp.maximum(t - _column(self.origin), 0.0)
+
+    def _grown(self, u: Array) -> Array:
+        v = _column(self.variance)
+        return _matrix([[v * u**3 / 3, v * u**2 / 2], [v * u**2 / 2, v * u]])
+
+    def covariance(self, t: Array) -> Array:
+        return self._grown(self._since(t))
+
+    def step(self, t0: Array, t1: Array) -> tuple[Array, Array]:
+        gap = self._since(t1) - self._since(t0)
+        one, zero = jnp.ones_like(gap), jnp.zeros_like(gap)
+        return _matrix([[one, gap], [zero, one]]), self._grown(gap)
+
+
+# ---- combinations ----------------------------------------------------------------------------
+
+
+def _block_diagonal(blocks: list[Array]) -> Array:
+    """Matrices ``(d_i, d_i, k, b)`` on the diagonal of one; kernel axes may be 1."""
+    tail = jnp.broadcast_shapes(*(block.shape[2:] for block in blocks))
+    dims = [block.shape[0] for block in blocks]
+    rows, start = [], 0
+    for block, d in zip(blocks, dims, strict=True):
+        block = jnp.broadcast_to(block, (d, d, *tail))
+        after = sum(dims) - start - d
+        rows.append(jnp.pad(block, [(0, 0), (start, after)] + [(0, 0)] * len(tail)))
+        start += d
+    return jnp.concatenate(rows)
+
+
+def _kronecker(left: Array, right: Array) -> Array:
+    """Products of all entries, ``(d1 d2, d1 d2, k, b)``."""
+    product = left[:, None, :, None] * right[None, :, None, :]
+    size = left.shape[0] * right.shape[0]
+    return product.reshape(size, size, *product.shape[4:])
+
+
+def _congruence(A: Array, C: Array) -> Array:
+    return jnp.einsum("ij...,jk...,lk...->il...", A, C, A)
+
+
+@pytree
+class SumSpace(_Form):
+    """The sum of two independent processes: their states side by side."""
+
+    left: Any
+    right: Any
+
+    @property
+    def dim(self) -> int:
+        return self.left.dim + self.right.dim
+
+    def flattened(self, flatten: Callable[[Array], Array]) -> SumSpace:
+        return SumSpace(self.left.flattened(flatten), self.right.flattened(flatten))
+
+    def emission(self) -> Array:
+        left, right = self.left.emission(), self.right.emission()
+        k = max(left.shape[1], right.shape[1])
+        both = [jnp.broadcast_to(h, (h.shape[0], k)) for h in (left, right)]
+        return jnp.concatenate(both)
+
+    def covariance(self, t: Array) -> Array:
+        return _block_diagonal([self.left.covariance(t), self.right.covariance(t)])
+
+    def step(self, t0: Array, t1: Array) -> tuple[Array, Array]:
+        parts = self.left.step(t0, t1), self.right.step(t0, t1)
+        A, Q = zip(*parts, strict=True)
+        return _block_diagonal(list(A)), _block_diagonal(list(Q))
+
+
+@pytree
+class ProductSpace(_Form):
+    """The product of two independent processes: all products of a number of each state."""
+
+    left: Any
+    right: Any
+
+    @property
+    def dim(self) -> int:
+        return self.left.dim * self.right.dim
+
+    def flattened(self, flatten: Callable[[Array], Array]) -> ProductSpace:
+        return ProductSpace(self.left.flattened(flatten), self.right.flattened(flatten))
+
+    def emission(self) -> Array:
+        left, right = self.left.emission(), self.right.emission()
+        return (left[:, None] * right[None]).reshape(self.dim, -1)
+
+    def covariance(self, t: Array) -> Array:
+        return _kronecker(self.left.covariance(t), self.right.covariance(t))
+
+    def step(self, t0: Array, t1: Array) -> tuple[Array, Array]:
+        A1, Q1 = self.left.step(t0, t1)
+        A2, Q2 = self.right.step(t0, t1)
+        # C1 x C2 after the step, less what the transitions carried over; a sum, so that noise
+        # which is small has no rounding error of what is large.
+        carried = _congruence(A2, self.right.covariance(t0))
+        Q = _kronecker(Q1, carried) + _kronecker(self.left.covariance(t1), Q2)
+        return _kronecker(A1, A2), Q
+
+
+@pytree
+class ScaledSpace(_Form):
+    """A process times a number."""
+
+    space: Any
+    scale: ArrayLike
+
+    @property
+    def dim(self) -> int:
+        return self.space.dim
+
+    def flattened(self, flatten: Callable[[Array], Array]) -> ScaledSpace:
+        return ScaledSpace(self.space.flattened(flatten), flatten(_floating(self.scale)))
+
+    def emission(self) -> Array:
+        return self.space.emission()
+
+    def covariance(self, t: Array) -> Array:
+        return _column(self.scale) * self.space.covariance(t)
+
+    def step(self, t0: Array, t1: Array) -> tuple[Array, Array]:
+        A, Q = self.space.step(t0, t1)
+        return A, _column(self.scale) * Q
+
+
+# ---- tinygp ----------------------------------------------------------------------------------
+
+
+def _dense(matrix: Any) -> Array:
+    return matrix.to_dense() if hasattr(matrix, "to_dense") else jnp.asarray(matrix)
+
+
+@pytree
+class QuasisepSpace(_Form):
+    """The form of a quasiseparable kernel of tinygp, in the matrices that the kernel names."""
+
+    kernel: Any
+
+    @property
+    def dim(self) -> int:
+        return jax.eval_shape(lambda: _dense(self.kernel.stationary_covariance())).shape[0]
+
+    def flattened(self, flatten: Callable[[Array], Array]) -> QuasisepSpace:
+        del flatten  # such a kernel has no batch
+        return jax.tree.map(_floating, self)
+
+    def emission(self) -> Array:
+        try:
+            # None in place of a time: whatever looks at it fails.
+            h = self.kernel.observation_model(None)
+        except Exception as error:
+            raise TypeError(
+                f"the observation_model of {type(self.kernel).__name__} depends on the input, for "
+                "which Markov sites have no form"
+            ) from error
+        return jnp.asarray(h)[:, None]
+
+    def covariance(self, t: Array) -> Array:
+        stationary = _dense(self.kernel.stationary_covariance())
+        return jnp.broadcast_to(stationary[..., None, None], (*stationary.shape, 1, *t.shape))
+
+    def step(self, t0: Array, t1: Array) -> tuple[Array, Array]:
+        stationary = _dense(self.kernel.stationary_covariance())
+        # tinygp's matrix is that of the process backwards in time.
+        back = jax.vmap(lambda a, b: _dense(self.kernel.transition_matrix(a, b)))(t0, t1)
+        A = back.transpose(2, 1, 0)
+        Q = stationary[..., None] - jnp.einsum("ijb,jk,lkb->ilb", A, stationary, A)
+        still = t0 == t1
+        A = jnp.where(still, jnp.eye(len(stationary))[..., None], A)
+        return A[:, :, None], jnp.where(still, 0.0, 0.5 * (Q + Q.swapaxes(0, 1)))[:, :, None]
