@@ -59,27 +59,39 @@ class _Form:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _gamma_integral(power: int, z: Array) -> Array:
-    r"""The integral :math:`\int_0^z u^k e^{-2u} \mathrm{d}u` to full relative precision."""
-    # Where z is small the closed form is a difference of near equals; the series is not.
-    small = jnp.minimum(z, 1.0)
-    term = 1.0 / (power + 1) * jnp.ones_like(z)
-    total = term
-    for j in range(1, 20 if z.dtype == jnp.float64 else 11):
-        term = term * (2 * small / (power + 1 + j))
-        total = total + term
-    series = small ** (power + 1) * jnp.exp(-2 * small) * total
-    large = jnp.maximum(z, 1.0)
-    tail = sum((2 * large) ** j / math.factorial(j) for j in range(power + 1))
-    closed = math.factorial(power) / 2 ** (power + 1) * (1 - jnp.exp(-2 * large) * tail)
-    return jnp.where(z < 1.0, series, closed)
+def _gamma_integrals(highest: int, z: Array) -> tuple[Array, ...]:
+    r"""The integrals :math:`\int_0^z u^k e^{-2u} \mathrm{d}u`, k = 0 ... ``highest``.
+
+    To full relative precision: that of the highest power by a series where z is small, the others
+    by a recurrence of positive terms.
+    """
+    power, decay = highest, jnp.exp(-2 * z)
+    small, large = jnp.minimum(z, 1.0), jnp.maximum(z, 1.0)
+    total = jnp.ones_like(z)
+    for j in range(19 if z.dtype == jnp.float64 else 10, 0, -1):
+        total = 1 + total * small * (2 / (power + 1 + j))
+    series = small ** (power + 1) * decay * total / (power + 1)
+    tail = jnp.ones_like(z)
+    for j in range(power, 0, -1):
+        tail = 1 + tail * large * (2 / j)
+    closed = math.factorial(power) / 2 ** (power + 1) * (1 - decay * tail)
+    found = [jnp.where(z < 1.0, series, closed)]
+    for k in range(highest, 0, -1):
+        found.append((2 * found[-1] + _weight(k, z, decay)) / k)
+    return tuple(found[::-1])
 
 
-@_gamma_integral.defjvp
-def _gamma_integral_jvp(power: int, primals: Any, tangents: Any) -> tuple[Array, Array]:
+def _weight(power: int, z: Array, decay: Array) -> Array:
+    # Powers beyond the largest number would be infinity times zero.
+    return jnp.minimum(z, 1e3) ** power * decay
+
+
+@_gamma_integrals.defjvp
+def _gamma_integrals_jvp(highest: int, primals: Any, tangents: Any) -> Any:
     (z,), (dz,) = primals, tangents
-    # Powers beyond the largest exponent would be infinity times zero.
-    return _gamma_integral(power, z), jnp.minimum(z, 1e3) ** power * jnp.exp(-2 * z) * dz
+    decay = jnp.exp(-2 * z)
+    found = _gamma_integrals(highest, z)
+    return found, tuple(_weight(k, z, decay) * dz for k in range(highest + 1))
 
 
 # With z = rate (t1 - t0) the transition is e^-z (I + z N + z^2/2 N^2) and the noise is
@@ -130,7 +142,7 @@ class MaternSpace(_Form):
         )
         # The last column of the transition, as polynomials in z.
         last = np.stack([term[:, -1] / math.factorial(j) for j, term in enumerate(terms)], -1)
-        integrals = [_gamma_integral(power, z) for power in range(2 * d - 1)]
+        integrals = _gamma_integrals(2 * d - 2, z)
         scale = _INTENSITY[d] * _column(self.variance)
         entries: list[list[Any]] = [[None] * d for _ in range(d)]
         for i in range(d):
