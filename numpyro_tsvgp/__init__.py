@@ -15,6 +15,7 @@ from numpyro_tsvgp.infer.fit import Fit
 from numpyro_tsvgp.infer.laplace import Laplace
 from numpyro_tsvgp.infer.moment import AutoMomentGaussian
 from numpyro_tsvgp.infer.objective import Bound
+from numpyro_tsvgp.infer.online import Online, online
 from numpyro_tsvgp.infer.propagation import ExpectationPropagation
 from numpyro_tsvgp.infer.qsvgp import QSVGP
 from numpyro_tsvgp.infer.rules import NaturalGradient, Riemannian
@@ -53,6 +54,7 @@ __all__ = [
     "GPReparam",
     "Laplace",
     "NaturalGradient",
+    "Online",
     "Riemannian",
     "Stream",
     "TSVGPRunResult",
@@ -65,6 +67,7 @@ __all__ = [
     "load",
     "loo",
     "loo_pit",
+    "online",
     "psis_khat",
     "quadrature",
     "save",

@@ -299,6 +299,10 @@ class Approximation(Protocol):
         """The joint posterior at the inputs of ``process``."""
         ...
 
+    def joint_factor(self, process: Process) -> int:
+        """The size of the largest matrix that :meth:`joint` factorises; 0 if there is none."""
+        ...
+
     def noise_shape(self, process: Process) -> Noise:
         """Shapes of the noise of one draw at the inputs of ``process``."""
         ...

@@ -121,9 +121,7 @@ def _pass(space: Any, start: Start, t: Array, linear: Array, quadratic: Array) -
     e, c = (linear - quadratic * g) / S, quadratic / S
     # From the adjoint before the site of a time to that before the site of the one before.
     next_A = jnp.concatenate([A[..., 1:], jnp.zeros_like(A[..., :1])], -1)
-    own = _Back(
-        next_A - outer(c * times(next_A, u), h), h * e, outer(h, h) * c[None, None]
-    )
+    own = _Back(next_A - outer(c * times(next_A, u), h), h * e, outer(h, h) * c[None, None])
     r, N = _scan(_join_back, own, reverse=True)[1:]
     after_r = times(transpose(next_A), _later(r))
     after_N = multiply(multiply(transpose(next_A), _later(N)), next_A)

@@ -266,6 +266,9 @@ class InducingValues:
         chol = cholesky_of_residual(residual, kernel.diag(X).mean(-1), process.jitter)
         return InducingJoint(process.loc + whitened.means(q, at), at.w, q.inverse, chol)
 
+    def joint_factor(self, process: Process) -> int:
+        return process.rows
+
     def noise_shape(self, process: Process) -> Noise:
         p = process.functions
         return Noise((p, self.inducing.shape[0]), (p, process.rows))

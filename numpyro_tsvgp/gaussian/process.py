@@ -60,6 +60,14 @@ class FlatKernel:
     def noise(self, X: Array) -> Array:
         return flatten_functions(self.kernel.noise(X), self.batch_shape, 1)
 
+    def state_space(self) -> Any:
+        """The state-space form, whose hyperparameters have the kernel axis alone."""
+
+        def flatten(values: Array) -> Array:
+            return flatten_functions(values[..., None], self.batch_shape, 1)[:, 0]
+
+        return self.kernel.state_space().flattened(flatten)
+
 
 @partial(
     jax.tree_util.register_dataclass,

@@ -65,13 +65,14 @@ def check_start(
         refusal = guide.refuses(name, site, reading)
         if refusal is not None:
             raise ValueError(refusal)
-        if not guide.has_inducing(name):
+        if guide.factorises_rows(name):
             too_large = refuses_matrix(site.rows, site.loc.dtype)
             if too_large is not None:
                 raise ValueError(
                     f"GP site '{name}' has {site.rows:,} rows and no inducing inputs, which asks "
                     f"for {too_large}. Give the guide inducing inputs, as in "
-                    "inducing=inducing.kmeans(key, X, 500)."
+                    "inducing=inducing.kmeans(key, X, 500), or, if X are times and the kernel has "
+                    "a state-space form, markov=True."
                 )
         why = driver.rule.refuses(kind)  # type: ignore[arg-type]
         if why is not None:
@@ -286,9 +287,13 @@ def check_priors(fit: Fit, *, strict: bool = False) -> None:
     reading = fit.read()
     for name, (process, approximation) in fit.guide.latents(reading, fit.params).items():
         Z = approximation.inducing
-        chol = _prior(process, Z).chol
-        pivots = jnp.diagonal(chol, axis1=-2, axis2=-1) ** 2
-        least = jnp.sqrt(jnp.finfo(chol.dtype).eps) * pivots.max(-1) if strict else 0.0
+        factorised = bool(approximation.largest_factor)
+        if factorised:
+            chol = _prior(process, Z).chol
+            pivots = jnp.diagonal(chol, axis1=-2, axis2=-1) ** 2
+            least = jnp.sqrt(jnp.finfo(chol.dtype).eps) * pivots.max(-1) if strict else 0.0
+        else:
+            pivots, least = process.kernel.diag(Z).max(-1, keepdims=True), 0.0
         if (pivots.min(-1) > least).all():  # false also for NaN
             continue
         values = {
@@ -297,7 +302,8 @@ def check_priors(fit: Fit, *, strict: bool = False) -> None:
             if jnp.shape(value) == () and reading.trace[key]["type"] != "plate"
         }
         at = ", ".join(f"{key} = {float(value):.3g}" for key, value in values.items())
-        what = f"The covariance of the {Z.shape[0]} inducing inputs of GP site '{name}' is"
+        of = f"{Z.shape[0]} inducing inputs" if factorised else f"{Z.shape[0]} times"
+        what = f"The covariance of the {of} of GP site '{name}' is"
         where = f" (at {at})" if at else ""
         if not all_finite((Z, values)) or not (process.kernel.diag(Z) > 0).any(-1).all():
             raise ValueError(

@@ -8,6 +8,7 @@ from typing import Any
 from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_tsvgp.gaussian.approximation import Approximation
+from numpyro_tsvgp.gaussian.markov import Markov, initial_markov
 from numpyro_tsvgp.gaussian.points import (
     FullPoints,
     Points,
@@ -16,6 +17,7 @@ from numpyro_tsvgp.gaussian.points import (
 )
 from numpyro_tsvgp.gaussian.tied import MovingTied, Tied, initial_tied
 from numpyro_tsvgp.infer.guide import GPGuide
+from numpyro_tsvgp.infer.series import check_series
 from numpyro_tsvgp.model.read import GPSite, Reading
 
 __all__ = ["AutoDualGaussian"]
@@ -46,6 +48,9 @@ class AutoDualGaussian(GPGuide):
       sites: ``"tied"`` keeps the m-sized sums over sites; ``"untied"`` keeps a pair for each
         data point and rebuilds the sums when hyperparameters move, which asks for all the
         training inputs in each step.
+      markov: whether to use that all GPs are functions of time whose kernels have a state-space
+        form. Everything then takes time and memory in proportion to the number of data points,
+        with one site for each and no inducing inputs.
       learn_inducing: whether the M-step moves the inducing inputs.
       hyper_guide: the guide of hyperparameters that the model samples, as a function of a
         model: ``AutoDelta`` (the default, MAP), :class:`~numpyro_tsvgp.AutoUnconstrainedDelta`
@@ -83,6 +88,7 @@ class AutoDualGaussian(GPGuide):
         inducing: Any = None,
         *,
         sites: str = "tied",
+        markov: bool = False,
         learn_inducing: bool = True,
         hyper_guide: Callable[..., AutoGuide] | None = None,
         init_loc_fn: Callable[..., Any] | None = None,
@@ -90,6 +96,11 @@ class AutoDualGaussian(GPGuide):
     ) -> None:
         if sites not in ("tied", "untied"):
             raise ValueError(f'sites must be "tied" or "untied", got {sites!r}.')
+        if markov and inducing is not None:
+            raise ValueError(
+                "markov=True needs no inducing inputs: it keeps a site for each time and is linear "
+                "in their number. Leave out inducing, or markov."
+            )
         super().__init__(
             model,
             inducing,
@@ -99,16 +110,25 @@ class AutoDualGaussian(GPGuide):
             prefix=prefix,
         )
         self.sites = sites
+        self.markov = markov
 
     def kind(self, name: str) -> type[Approximation]:
+        if self.markov:
+            return Markov
         if not self.has_inducing(name):
             return FullPoints
         if self.sites == "untied":
             return Points
         return MovingTied if self.learn_inducing else Tied
 
+    def factorises_rows(self, name: str) -> bool:
+        return not self.markov and super().factorises_rows(name)
+
     def initial(self, name: str, site: GPSite, reading: Reading) -> Approximation:
         process, Z = site.process(), self.inducing_of(name, site, reading)
+        if self.markov:
+            check_series(name, site)
+            return initial_markov(process)
         if Z is None:
             return initial_full_points(process)
         if self.sites == "untied":
@@ -116,6 +136,8 @@ class AutoDualGaussian(GPGuide):
         return initial_tied(process, Z, site.mean_at(Z), moving=self.learn_inducing)
 
     def refuses(self, name: str, site: GPSite, reading: Reading) -> str | None:
+        if self.markov:
+            check_series(name, site)
         batches = {
             len(plate["value"])
             for plate in reading.plates.values()
@@ -124,6 +146,7 @@ class AutoDualGaussian(GPGuide):
         if self.kind(name).keeps_sums or site.rows not in batches:
             return None
         why = 'sites="untied"' if self.has_inducing(name) else "inducing=None"
+        why = "markov=True" if self.markov else why
         return (
             f"GP site '{name}' is given a minibatch of {site.rows} rows, but {why} keeps a "
             "site for each data point and needs all inputs in each step. Give the guide "

@@ -168,6 +168,10 @@ class GPGuide(AutoGuide):
         given = self.inducing
         return (given.get(name) if isinstance(given, Mapping) else given) is not None
 
+    def factorises_rows(self, name: str) -> bool:
+        """Whether the covariance of all rows of a GP site is factorised."""
+        return not self.has_inducing(name)
+
     # ---- hyperparameters ---------------------------------------------------------------------
 
     def hyper_guide(self, sites: HyperSites, call: Call, key: Array | None = None) -> HyperGuide:

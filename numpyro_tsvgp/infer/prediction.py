@@ -91,7 +91,7 @@ def marginals_of(latent: Latent) -> Marginals:
 
 def joint_of(latent: Latent) -> GPPosterior:
     """The joint posterior of one GP site, ready to be drawn from."""
-    rows = latent.process.rows
+    rows = latent.approximation.joint_factor(latent.process)
     too_large = refuses_matrix(rows, latent.process.loc.dtype)
     if too_large is not None:
         raise ValueError(

@@ -183,7 +183,7 @@ def _describe(fit: Fit) -> dict[str, Any]:
     guide, structure = fit.guide, fit.structure
     options = {
         key: getattr(guide, key)
-        for key in ("sites", "whiten", "learn_inducing", "prefix")
+        for key in ("sites", "markov", "whiten", "learn_inducing", "prefix")
         if hasattr(guide, key)
     }
     return {

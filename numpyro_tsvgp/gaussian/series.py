@@ -1,0 +1,224 @@
+"""A time series with the chain of states of its prior: times in any order, sorted inside."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from numpyro_tsvgp.gaussian import chain
+from numpyro_tsvgp.gaussian.chain import Smoothed, Start
+from numpyro_tsvgp.gaussian.process import Process
+from numpyro_tsvgp.gaussian.small import multiply, outer, psd_factor, times, transpose
+
+__all__ = ["Series", "Simulation", "in_precision", "series_of", "times_of"]
+
+
+def times_of(X: Array) -> Array:
+    """Inputs ``(n,)`` or ``(n, 1)`` as times ``(n,)``."""
+    return X.reshape(-1)
+
+
+class Series(NamedTuple):
+    """Times with the chain of states of a prior.
+
+    Attributes:
+      space: the state-space form of the prior, see :mod:`numpyro_tsvgp.gaussian.state_space`.
+      start: the state at the first time.
+      t: the times in order, ``(n,)``.
+      order: the place of each of them in the order of the data.
+      rank: the place of each data point in the order of time.
+    """
+
+    space: Any
+    start: Start
+    t: Array
+    order: Array
+    rank: Array
+
+    def sorted(self, values: Array) -> Array:
+        """Values ``(..., n)`` of the data in the order of time."""
+        return values[..., self.order]
+
+    def unsorted(self, values: Array) -> Array:
+        """Values ``(..., n)`` in the order of time as those of the data."""
+        return values[..., self.rank]
+
+    def smooth(self, sites: tuple[Array, Array]) -> Smoothed:
+        """The posterior given sites, in the order of the data."""
+        linear, quadratic = (self.sorted(x) for x in sites)
+        found = chain.smooth(self.space, self.start, self.t, linear, quadratic)
+        return Smoothed(*(self.unsorted(x) for x in found[:4]), found.end)
+
+    def smooth_once(self, sites: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+        """Means, variances and log Z, for one first derivative; see :mod:`.chain`."""
+        linear, quadratic = (self.sorted(x) for x in sites)
+        mean, variance, log_z = chain.smooth_once(
+            self.space, self.start, self.t, linear, quadratic, None
+        )
+        return self.unsorted(mean), self.unsorted(variance), log_z
+
+    def shape(self, functions: int) -> tuple[int, int]:
+        return functions, self.t.shape[0]
+
+    def gains(self, quadratic: Array) -> Simulation:
+        """What draws and means of other sites need, which does not depend on what sites say."""
+        return _gains(self, self.sorted(quadratic))
+
+    def means(self, quadratic: Array, linear: Array) -> Array:
+        """Posterior means ``(..., p, n)`` of sites that differ in their first number alone."""
+        return self.gains(quadratic).means(self, linear)
+
+
+class Simulation(NamedTuple):
+    """The parts of a filter that depend on the second numbers of sites alone, in order of time.
+
+    Attributes:
+      A: transitions into each time, ``(n, d, d, p)``.
+      noise: factors of the noise of each transition, ``(n, d, d, p)``.
+      first: a factor of the covariance of the first state, ``(d, d, p)``.
+      u: covariance of state and function value, given earlier sites, ``(n, d, p)``.
+      v: variance of the function value, given earlier sites, ``(n, p)``.
+      quadratic: second number of each site, ``(n, p)``.
+    """
+
+    A: Array
+    noise: Array
+    first: Array
+    u: Array
+    v: Array
+    quadratic: Array
+
+    def means(self, series: Series, linear: Array) -> Array:
+        """Posterior means given first numbers ``(..., p, n)`` in the order of the data."""
+        rows = jnp.moveaxis(series.sorted(linear), -1, 0)  # (n, ..., p)
+        h = _along(series.space.emission(), rows[0])
+        S = 1 + self.quadratic * self.v
+
+        def forward(m: Array, inputs: Any) -> tuple[Array, Array]:
+            A, u, beta, s, row = inputs
+            m = _apply(A, m)
+            g = (h * m).sum(0)
+            return m + _along(u, row) * ((row - beta * g) / s), g
+
+        zero = jnp.zeros((h.shape[0], *rows.shape[1:]), rows.dtype)
+        _, g = lax.scan(forward, zero, (self.A, self.u, self.quadratic, S, rows))
+
+        def backward(r: Array, inputs: Any) -> tuple[Array, Array]:
+            A, u, beta, s, v, row, g = inputs
+            u = _along(u, row)
+            e, shift = (row - beta * g) / s, (u * r).sum(0) / s
+            mean = g + v * e + shift
+            r = r + h * (e - beta * shift)
+            return _apply(transpose(A), r), mean
+
+        inputs = self.A, self.u, self.quadratic, S, self.v, rows, g
+        _, means = lax.scan(backward, zero, inputs, reverse=True)
+        return series.unsorted(jnp.moveaxis(means, 0, -1))
+
+    def prior_draw(self, series: Series, noise: Array) -> Array:
+        """Draws ``(..., p, n)`` of the prior, from noise ``(..., p, n, d)`` in the data's order."""
+        ordered = jnp.take(noise, series.order, axis=-2)
+        rows = jnp.moveaxis(ordered, (-2, -1), (0, 1))  # (n, d, ..., p)
+        h = _along(series.space.emission(), rows[0, 0])
+
+        def forward(x: Array, inputs: Any) -> tuple[Array, Array]:
+            A, L, row = inputs
+            x = _apply(A, x) + _apply(L, row)
+            return x, (h * x).sum(0)
+
+        first = _apply(self.first, rows[0])
+        # The first transition takes no time and has no noise.
+        _, rest = lax.scan(forward, first, (self.A[1:], self.noise[1:], rows[1:]))
+        values = jnp.concatenate([(h * first).sum(0)[None], rest])
+        return series.unsorted(jnp.moveaxis(values, 0, -1))
+
+
+def _along(vector: Array, like: Array) -> Array:
+    """A vector ``(d, p)`` that multiplies numbers ``(..., p)``."""
+    return vector.reshape(vector.shape[0], *[1] * (like.ndim - 1), vector.shape[-1])
+
+
+def _apply(matrix: Array, x: Array) -> Array:
+    """Matrices ``(d, d, p)`` times vectors ``(d, ..., p)``."""
+    d, p = matrix.shape[0], matrix.shape[-1]
+    return times(matrix.reshape(d, d, *[1] * (x.ndim - 2), p), x)
+
+
+def _gains(series: Series, quadratic: Array) -> Simulation:
+    space, t = series.space, series.t
+    h = space.emission()
+    p = quadratic.shape[0]
+
+    def step(P: Array, inputs: tuple[Array, Array, Array]) -> tuple[Array, Any]:
+        before, now, beta = inputs
+        A, Q = (x[..., 0] for x in space.step(before[None], now[None]))
+        A, Q = (jnp.broadcast_to(x, (*x.shape[:2], p)) for x in (A, Q))
+        P = multiply(multiply(A, P), transpose(A)) + Q
+        u = times(P, h)
+        v = (h * u).sum(0)
+        return P - outer(beta / (1 + beta * v) * u, u), (A, Q, u, v)
+
+    before = jnp.concatenate([t[:1], t[:-1]])
+    rows = before, t, quadratic.T
+    _, (A, Q, u, v) = lax.scan(step, series.start.covariance, rows)
+    noise = jnp.moveaxis(psd_factor(jnp.moveaxis(Q, 0, -1)), -1, 0)
+    return Simulation(A, noise, psd_factor(series.start.covariance), u, v, quadratic.T)
+
+
+def series_of(process: Process, t: Array) -> Series:
+    """A prior at times in any order.
+
+    Args:
+      process: the prior of a GP, whose kernel has a state-space form.
+      t: times, ``(n,)``.
+
+    Returns:
+      The series.
+    """
+    space = process.kernel.state_space()
+    dtype = process.loc.dtype
+    order = jnp.argsort(t)
+    n = t.shape[0]
+    rank = jnp.zeros(n, order.dtype).at[order].set(jnp.arange(n, dtype=order.dtype))
+    t = t[order]
+    d, p = space.dim, process.functions
+    covariance = jnp.broadcast_to(space.covariance(t[:1])[..., 0], (d, d, p)).astype(dtype)
+    space = in_precision(space, dtype)
+    return Series(space, Start(jnp.zeros((d, p), dtype), covariance), t, order, rank)
+
+
+def in_precision(space: Any, dtype: Any) -> Any:
+    """A state-space form whose matrices have a given precision."""
+    return _InPrecision(space, dtype)
+
+
+@jax.tree_util.register_pytree_node_class
+class _InPrecision:
+    """A form whose matrices have the precision of the data."""
+
+    def __init__(self, space: Any, dtype: Any) -> None:
+        self.space, self.dtype = space, dtype
+
+    def tree_flatten(self) -> tuple[tuple[Any], Any]:
+        return (self.space,), self.dtype
+
+    @classmethod
+    def tree_unflatten(cls, dtype: Any, children: tuple[Any]) -> _InPrecision:
+        return cls(children[0], dtype)
+
+    @property
+    def dim(self) -> int:
+        return self.space.dim
+
+    def emission(self) -> Array:
+        return self.space.emission().astype(self.dtype)
+
+    def covariance(self, t: Array) -> Array:
+        return self.space.covariance(t).astype(self.dtype)
+
+    def step(self, t0: Array, t1: Array) -> tuple[Array, Array]:
+        A, Q = self.space.step(t0, t1)
+        return A.astype(self.dtype), Q.astype(self.dtype)
