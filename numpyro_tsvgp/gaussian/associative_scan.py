@@ -1,4 +1,4 @@
-r"""The posterior of a chain by associative scans, of logarithmic depth: the program for accelerators.
+r"""The posterior of a chain by associative scans of logarithmic depth: for accelerators.
 
 What a stretch of times does to the state that enters it is a Gaussian :math:`\mathcal{N}(F x + b,
 C)` of the state that leaves and a likelihood :math:`\exp(\eta^\top x - \tfrac12 x^\top J x)` of the
@@ -20,8 +20,27 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_tsvgp.gaussian.chain import Gradient, Smoothed, Start
-from numpyro_tsvgp.gaussian.small import eye_like, inverse, multiply, outer, times, transpose
+from numpyro_tsvgp.gaussian.chain import (
+    Adjoint,
+    Gradient,
+    Seen,
+    Smoothed,
+    Start,
+    before_site,
+    derivatives,
+    moments,
+    predict,
+    take_in,
+)
+from numpyro_tsvgp.gaussian.small import (
+    eye_like,
+    first_like,
+    inverse,
+    multiply,
+    outer,
+    times,
+    transpose,
+)
 
 __all__ = ["gradient", "smooth"]
 
@@ -72,14 +91,9 @@ class _Passed(NamedTuple):
     """Everything at every time, from both directions."""
 
     A: Array
-    Q: Array
-    h: Array
     before: Start
-    u: Array
-    g: Array
-    v: Array
-    r: Array
-    N: Array
+    seen: Seen
+    here: Adjoint
     mean: Array
     variance: Array
     end: Start
@@ -90,46 +104,40 @@ def _steps(space: Any, t: Array) -> tuple[Array, Array]:
 
 
 def _pass(space: Any, start: Start, t: Array, linear: Array, quadratic: Array) -> _Passed:
-    h = space.emission()[..., None]
     A, Q = _steps(space, t)
     p, n = linear.shape
     shape = (*A.shape[:2], p, n)
     A, Q = jnp.broadcast_to(A, shape), jnp.broadcast_to(Q, shape)
     # The first stretch starts from a state that is known: what it does does not depend on it.
     first = jnp.arange(n) == 0
+    known = predict(A[..., :1], Q[..., :1], Start(*(x[..., None] for x in start)))
     into = jnp.where(first, 0.0, A)
-    carried = multiply(multiply(A[..., :1], start.covariance[..., None]), transpose(A[..., :1]))
-    noise = jnp.where(first, carried + Q, Q)
-    offset = jnp.where(first, times(A[..., :1], start.mean[..., None]), 0.0)
-    u, a = times(noise, h), times(transpose(into), h)
-    S = 1 + quadratic * (h * u).sum(0)
-    e, c = (linear - quadratic * (h * offset).sum(0)) / S, quadratic / S
-    parts = _Stretch(
-        into - outer(c * u, a), offset + u * e, noise - outer(c * u, u), a * e, outer(c * a, a)
-    )
+    offset = jnp.where(first, known.mean, 0.0)
+    noise = jnp.where(first, known.covariance, Q)
+    (b, C), (u, g, v) = take_in(Start(offset, noise), linear, quadratic)
+    S, a = 1 + quadratic * v, into[0]
+    e, c = (linear - quadratic * g) / S, quadratic / S
+    parts = _Stretch(into - outer(c * u, a), b, C, a * e, outer(c * a, a))
     joined = _scan(_join, parts)
 
     def shifted(at_start: Array, values: Array) -> Array:
         return jnp.concatenate([at_start[..., None], values[..., :-1]], -1)
 
     before = Start(shifted(start.mean, joined.b), shifted(start.covariance, joined.C))
-    m = times(A, before.mean)
-    P = multiply(multiply(A, before.covariance), transpose(A)) + Q
-    u = times(P, h)
-    g, v = (h * m).sum(0), (h * u).sum(0)
-    S = 1 + quadratic * v
-    e, c = (linear - quadratic * g) / S, quadratic / S
+    _, seen = take_in(predict(A, Q, before), linear, quadratic)
     # From the adjoint before the site of a time to that before the site of the one before.
-    next_A = jnp.concatenate([A[..., 1:], jnp.zeros_like(A[..., :1])], -1)
-    own = _Back(next_A - outer(c * times(next_A, u), h), h * e, outer(h, h) * c[None, None])
-    r, N = _scan(_join_back, own, reverse=True)[1:]
-    after_r = times(transpose(next_A), _later(r))
-    after_N = multiply(multiply(transpose(next_A), _later(N)), next_A)
-    half = u / S
-    mean = g + v * e + (half * after_r).sum(0)
-    variance = v / S - (half * times(after_N, half)).sum(0)
+    next_A = _later(A)
+    zero = Adjoint(jnp.zeros_like(seen.u), jnp.zeros_like(A))
+    c = quadratic / (1 + quadratic * seen.v)
+    h = first_like(seen.u).astype(c.dtype)
+    through = next_A - outer(c * times(next_A, seen.u), h)
+    own = _Back(through, *before_site(zero, seen, linear, quadratic))
+    here = Adjoint(*_scan(_join_back, own, reverse=True)[1:])
+    back = transpose(next_A)
+    after = Adjoint(times(back, _later(here.r)), multiply(multiply(back, _later(here.N)), next_A))
+    mean, variance = moments(after, seen, linear, quadratic)
     end = Start(joined.b[..., -1], joined.C[..., -1])
-    return _Passed(A, Q, h, before, u, g, v, r, N, mean, variance, end)
+    return _Passed(A, before, seen, here, mean, variance, end)
 
 
 def _scan(join: Any, parts: Any, reverse: bool = False) -> Any:
@@ -151,40 +159,36 @@ def _later(values: Array) -> Array:
 def smooth(space: Any, start: Start, t: Array, linear: Array, quadratic: Array) -> Smoothed:
     """The posterior of function values; see :func:`numpyro_tsvgp.gaussian.chain.smooth`."""
     at = _pass(space, start, t, linear, quadratic)
-    return Smoothed(at.mean, at.variance, at.g, at.v, at.end)
+    return Smoothed(at.mean, at.variance, at.seen.g, at.seen.v, at.end)
 
 
-def gradient(space: Any, start: Start, t: Array, linear: Array, quadratic: Array) -> Gradient:
-    """Derivatives of log Z in everything, from one way forward and one way back."""
-    at = _pass(space, start, t, linear, quadratic)
-    by_Q = 0.5 * (outer(at.r, at.r) - at.N)
-    AP = multiply(at.A, at.before.covariance)
-    by_A = outer(at.r, at.before.mean) + 2 * multiply(by_Q, AP)
+def gradient(
+    space: Any,
+    start: Start,
+    t: Array,
+    linear: Array,
+    quadratic: Array,
+    weight: Array,
+    along: tuple[Array, Array],
+) -> Gradient:
+    """See :func:`numpyro_tsvgp.gaussian.sequential_scan.gradient`."""
 
-    def predicted(x: Array) -> Array:
-        return times(AP, times(transpose(at.A), x)) + times(at.Q, x)
+    def found(linear: Array, quadratic: Array) -> Any:
+        at = _pass(space, start, t, linear, quadratic)
+        back = transpose(at.A[..., 0])
+        r = times(back, at.here.r[..., 0])
+        N = multiply(multiply(back, at.here.N[..., 0]), transpose(back))
+        by_start = Start(r, 0.5 * (outer(r, r) - N))
+        by_sites = at.mean, -0.5 * (at.variance + at.mean**2)
+        return derivatives(at.here, at.A, at.before), by_start, by_sites
 
-    state = times(at.A, at.before.mean) + predicted(at.r)
-    by_h = (linear - quadratic * at.mean) * state - quadratic * (
-        at.u - predicted(times(at.N, at.u))
-    )
-    (A, _), pull = jax.vjp(_steps, space, t)
-    by_space, by_t = pull((_shared(by_A, A), _shared(by_Q, A)))
-    _, pull = jax.vjp(lambda s: s.emission()[..., None], space)
-    (more,) = pull(_shared(by_h, at.h).sum(-1, keepdims=True))
-    A0 = transpose(at.A[..., 0])
-    r = times(A0, at.r[..., 0])
-    N = multiply(multiply(A0, at.N[..., 0]), transpose(A0))
-    return Gradient(
-        jax.tree.map(jnp.add, by_space, more),
-        Start(r, 0.5 * (outer(r, r) - N)),
-        by_t,
-        at.mean,
-        -0.5 * (at.variance + at.mean**2),
-    )
+    value, change = jax.jvp(found, (linear, quadratic), along)
+    (by_A, by_Q), by_start, by_sites = jax.tree.map(lambda x, dx: weight * x + dx, value, change)
+    (A, Q), pull = jax.vjp(_steps, space, t)
+    by_space, by_t = pull((_shared(by_A, A), _shared(by_Q, Q)))
+    return Gradient(by_space, by_start, by_t, *by_sites)
 
 
 def _shared(values: Array, like: Array) -> Array:
     """Values ``(..., p, n)`` summed over functions where these share what it is for."""
-    p, k = values.shape[-2], like.shape[-2]
-    return values.sum(-2, keepdims=True) if p > k else values
+    return values.sum(-2, keepdims=True) if values.shape[-2] > like.shape[-2] else values

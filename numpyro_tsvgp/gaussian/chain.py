@@ -32,6 +32,10 @@ derivatives of a *function of them* in the prior are, by symmetry, derivatives o
 along a change of the sites: reverse mode costs one forward mode of the smoother and keeps nothing
 of its steps (:func:`smooth_once`).
 
+The first number of a state is the function itself, :math:`h = (1, 0, \ldots)`, whatever the kernel
+(:func:`~numpyro_tsvgp.gaussian.series.observed_first`). Its variance, which precise data make small
+while sums of processes keep large ones apart, is then never a difference of large numbers.
+
 Shapes: states ``(d, p, ...)``, sites ``(p, n)``, times ``(n,)`` in order.
 """
 
@@ -45,8 +49,24 @@ import jax.numpy as jnp
 from jax import Array
 
 from numpyro_tsvgp.gaussian.linalg import differentiated_once
+from numpyro_tsvgp.gaussian.small import first_like, multiply, outer, times, transpose
 
-__all__ = ["Gradient", "Smoothed", "Start", "log_normaliser", "program", "smooth", "smooth_once"]
+__all__ = [
+    "Adjoint",
+    "Gradient",
+    "Seen",
+    "Smoothed",
+    "Start",
+    "before_site",
+    "derivatives",
+    "log_normaliser",
+    "moments",
+    "predict",
+    "program",
+    "smooth",
+    "smooth_once",
+    "take_in",
+]
 
 
 class Start(NamedTuple):
@@ -75,13 +95,89 @@ class Smoothed(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """Derivatives of log Z in all that it depends on, summed over functions where these share."""
+    """Derivatives in all that log Z depends on, summed over functions where these share it.
+
+    They are those of a multiple of log Z, plus those of its derivative along a change of the sites.
+    """
 
     space: Any
     start: Start
     t: Array
     linear: Array
     quadratic: Array
+
+
+# ---- one time --------------------------------------------------------------------------------
+
+
+class Seen(NamedTuple):
+    """What a filter predicts at one time, before its site.
+
+    Attributes:
+      u: covariance of the state and the function value, ``(d, ...)``.
+      g: mean of the function value.
+      v: variance of the function value.
+    """
+
+    u: Array
+    g: Array
+    v: Array
+
+
+class Adjoint(NamedTuple):
+    """Derivatives of log Z in a state: r ``(d, p, ...)`` and N ``(d, d, p, ...)``."""
+
+    r: Array
+    N: Array
+
+
+def predict(A: Array, Q: Array, state: Start) -> Start:
+    """The state after a transition."""
+    m, P = state
+    return Start(times(A, m), multiply(multiply(A, P), transpose(A)) + Q)
+
+
+def take_in(predicted: Start, linear: Array, quadratic: Array) -> tuple[Start, Seen]:
+    """The state after its site, and what was predicted of the function value."""
+    m, P = predicted
+    u, g, v = P[:, 0], m[0], P[0, 0]
+    S = 1 + quadratic * v
+    P = P - outer((quadratic / S) * u, u)
+    # In the row of the function itself that is u / S, but not in floating-point arithmetic.
+    half, here = u / S, first_like(u)
+    P = jnp.where(here[:, None], half[None], jnp.where(here[None], half[:, None], P))
+    return Start(m + u * ((linear - quadratic * g) / S), P), Seen(u, g, v)
+
+
+def before_site(after: Adjoint, seen: Seen, linear: Array, quadratic: Array) -> Adjoint:
+    """The adjoint of a state before its site, from that after it."""
+    (r, N), (u, g, v) = after, seen
+    S = 1 + quadratic * v
+    e, c = (linear - quadratic * g) / S, quadratic / S
+    w = times(N, u)
+    h = first_like(u).astype(u.dtype)
+    cross = outer(h, c * w)
+    N = N - cross - transpose(cross) + outer(h, h) * (c + c**2 * (u * w).sum(0))
+    return Adjoint(r + h * (e - c * (u * r).sum(0)), N)
+
+
+def moments(after: Adjoint, seen: Seen, linear: Array, quadratic: Array) -> tuple[Array, Array]:
+    """Mean and variance of a function value: those of the filter, moved by what came later."""
+    u, g, v = seen
+    S = 1 + quadratic * v
+    half = u / S
+    mean = g + v * ((linear - quadratic * g) / S) + (half * after.r).sum(0)
+    return mean, v / S - (half * times(after.N, half)).sum(0)
+
+
+def derivatives(here: Adjoint, A: Array, before: Start) -> tuple[Array, Array]:
+    """Derivatives of log Z in a transition and its noise, from the adjoint before the site."""
+    by_Q = 0.5 * (outer(here.r, here.r) - here.N)
+    by_A = outer(here.r, before.mean) + 2 * multiply(by_Q, multiply(A, before.covariance))
+    return by_A, by_Q
+
+
+# ---- the whole -------------------------------------------------------------------------------
 
 
 def log_normaliser(smoothed: Smoothed, linear: Array, quadratic: Array) -> Array:
@@ -146,16 +242,11 @@ def _forward(
 
 
 def _reverse(using: Any, kept: Any, cotangents: tuple[Array, Array, Array]) -> Any:
-    (space, start, t, linear, quadratic), mean = differentiated_once(kept)
+    inputs, mean = differentiated_once(kept)
     by_mean, by_variance, by_log_z = cotangents
-
-    def gradient(linear: Array, quadratic: Array) -> Gradient:
-        return (using or program()).gradient(space, start, t, linear, quadratic)
-
     # Sum g_m dm + g_v dv is the derivative of log Z along these changes of the sites, derived.
     along = by_mean - 2 * by_variance * mean, -2 * by_variance
-    value, change = jax.jvp(gradient, (linear, quadratic), along)
-    return tuple(jax.tree.map(lambda v, c: by_log_z * v + c, value, change))
+    return tuple((using or program()).gradient(*inputs, by_log_z, along))
 
 
 smooth_once.defvjp(_forward, _reverse)

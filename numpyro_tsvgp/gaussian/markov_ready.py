@@ -20,11 +20,11 @@ from jax import Array, lax
 
 from numpyro_tsvgp.gaussian import chain
 from numpyro_tsvgp.gaussian.approximation import Local
-from numpyro_tsvgp.gaussian.chain import Start
+from numpyro_tsvgp.gaussian.chain import Adjoint, Start, before_site, predict, take_in
 from numpyro_tsvgp.gaussian.points import PointCarry
 from numpyro_tsvgp.gaussian.process import Process
-from numpyro_tsvgp.gaussian.series import in_precision, series_of, times_of
-from numpyro_tsvgp.gaussian.small import multiply, outer, times, transpose
+from numpyro_tsvgp.gaussian.series import observed_first, series_of, times_of
+from numpyro_tsvgp.gaussian.small import multiply, times, transpose
 
 __all__ = ["MarkovEnd", "MarkovReady", "end_of", "ready_at"]
 
@@ -50,10 +50,8 @@ class MarkovReady:
 
     def marginals(self, process: Process) -> Local:
         """The posterior at the inputs of ``process``, centred, in any order."""
-        space, dtype = process.kernel.state_space(), self.mean.dtype
-        space = in_precision(space, dtype)
+        space = observed_first(process.kernel.state_space(), self.mean.dtype)
         now, n = times_of(process.X), self.t.shape[0]
-        h = space.emission()[..., None]
         before = jnp.searchsorted(self.t, now, side="right") - 1
         is_first, is_last = before < 0, before == n - 1
         at, after = jnp.maximum(before, 0), jnp.minimum(before + 1, n - 1)
@@ -65,9 +63,9 @@ class MarkovReady:
         r = jnp.where(is_last, 0.0, times(transpose(back), self.r[..., after]))
         N = multiply(multiply(transpose(back), self.N[..., after]), back)
         N = jnp.where(is_last, 0.0, N)
-        u = times(P, h)
-        mean = (h * m).sum(0) + (u * r).sum(0)
-        variance = (h * u).sum(0) - (u * times(N, u)).sum(0)
+        u = P[:, 0]
+        mean = m[0] + (u * r).sum(0)
+        variance = u[0] - (u * times(N, u)).sum(0)
         return _floored(mean, variance, process)
 
 
@@ -90,7 +88,6 @@ def ready_at(kept: Any, process: Process) -> MarkovReady:
     series = series_of(process, times_of(kept.inputs))
     space, t = series.space, series.t
     linear, quadratic = (series.sorted(x).T for x in kept.centred(process.means))
-    h = space.emission()
 
     def step_to(t0: Array, t1: Array) -> tuple[Array, Array]:
         A, Q = space.step(t0[None], t1[None])
@@ -98,31 +95,22 @@ def ready_at(kept: Any, process: Process) -> MarkovReady:
 
     def forward(state: Start, row: Any) -> tuple[Start, Any]:
         t0, t1, lam, beta = row
-        A, Q = step_to(t0, t1)
-        m, P = times(A, state.mean), multiply(multiply(A, state.covariance), transpose(A)) + Q
-        u = times(P, h)
-        g, v = (h * m).sum(0), (h * u).sum(0)
-        S = 1 + beta * v
-        e, c = (lam - beta * g) / S, beta / S
-        new = Start(m + u * e, P - outer(c * u, u))
-        return new, (new, (u, e, c))
+        new, seen = take_in(predict(*step_to(t0, t1), state), lam, beta)
+        return new, (new, seen)
 
     before = jnp.concatenate([t[:1], t[:-1]])
     rows = before, t, linear, quadratic
-    _, (states, parts) = lax.scan(forward, series.start, rows)
+    _, (states, seen) = lax.scan(forward, series.start, rows)
 
-    def backward(after: Any, row: Any) -> tuple[Any, Any]:
-        r, N = after
-        t0, t1, (u, e, c) = row
-        w = times(N, u)
-        cross = outer(c * w, h)
-        r = r + h * (e - c * (u * r).sum(0))
-        N = N - cross - transpose(cross) + outer(h, h) * (c + c**2 * (u * w).sum(0))
+    def backward(after: Adjoint, row: Any) -> tuple[Adjoint, Adjoint]:
+        (t0, t1, lam, beta), at = row
+        here = before_site(after, at, lam, beta)
         A, _ = step_to(t0, t1)
-        return (times(transpose(A), r), multiply(multiply(transpose(A), N), A)), (r, N)
+        back = transpose(A)
+        return Adjoint(times(back, here.r), multiply(multiply(back, here.N), A)), here
 
-    zero = jax.tree.map(jnp.zeros_like, tuple(series.start))
-    _, (r, N) = lax.scan(backward, zero, (before, t, parts), reverse=True)
+    zero = Adjoint(*jax.tree.map(jnp.zeros_like, tuple(series.start)))
+    _, (r, N) = lax.scan(backward, zero, (rows, seen), reverse=True)
     found = (states.mean, states.covariance, r, N)
     return MarkovReady(t, *(jnp.moveaxis(x, 0, -1) for x in found))
 
@@ -148,7 +136,7 @@ class MarkovEnd:
 
     def smooth(self, process: Process, sites: PointCarry) -> tuple[chain.Smoothed, Array]:
         """The posterior at later times with sites there, and the last of these times."""
-        space = in_precision(process.kernel.state_space(), self.mean.dtype)
+        space = observed_first(process.kernel.state_space(), self.mean.dtype)
         t = times_of(process.X)
         order = jnp.argsort(t)
         t = jnp.concatenate([self.time[None], t[order]])

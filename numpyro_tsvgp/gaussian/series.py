@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from numpyro_tsvgp.gaussian import chain
-from numpyro_tsvgp.gaussian.chain import Smoothed, Start
+from numpyro_tsvgp.gaussian.chain import Smoothed, Start, predict, take_in
 from numpyro_tsvgp.gaussian.process import Process
-from numpyro_tsvgp.gaussian.small import multiply, outer, psd_factor, times, transpose
+from numpyro_tsvgp.gaussian.small import eye_like, multiply, outer, psd_factor, times, transpose
 
-__all__ = ["Series", "Simulation", "in_precision", "series_of", "times_of"]
+__all__ = ["Series", "Simulation", "observed_first", "series_of", "times_of"]
 
 
 def times_of(X: Array) -> Array:
@@ -94,25 +97,22 @@ class Simulation(NamedTuple):
     def means(self, series: Series, linear: Array) -> Array:
         """Posterior means given first numbers ``(..., p, n)`` in the order of the data."""
         rows = jnp.moveaxis(series.sorted(linear), -1, 0)  # (n, ..., p)
-        h = _along(series.space.emission(), rows[0])
         S = 1 + self.quadratic * self.v
 
         def forward(m: Array, inputs: Any) -> tuple[Array, Array]:
             A, u, beta, s, row = inputs
             m = _apply(A, m)
-            g = (h * m).sum(0)
-            return m + _along(u, row) * ((row - beta * g) / s), g
+            return m + _along(u, row) * ((row - beta * m[0]) / s), m[0]
 
-        zero = jnp.zeros((h.shape[0], *rows.shape[1:]), rows.dtype)
+        zero = jnp.zeros((self.u.shape[1], *rows.shape[1:]), rows.dtype)
         _, g = lax.scan(forward, zero, (self.A, self.u, self.quadratic, S, rows))
 
         def backward(r: Array, inputs: Any) -> tuple[Array, Array]:
             A, u, beta, s, v, row, g = inputs
             u = _along(u, row)
             e, shift = (row - beta * g) / s, (u * r).sum(0) / s
-            mean = g + v * e + shift
-            r = r + h * (e - beta * shift)
-            return _apply(transpose(A), r), mean
+            r = r.at[0].add(e - beta * shift)
+            return _apply(transpose(A), r), g + v * e + shift
 
         inputs = self.A, self.u, self.quadratic, S, self.v, rows, g
         _, means = lax.scan(backward, zero, inputs, reverse=True)
@@ -122,17 +122,16 @@ class Simulation(NamedTuple):
         """Draws ``(..., p, n)`` of the prior, from noise ``(..., p, n, d)`` in the data's order."""
         ordered = jnp.take(noise, series.order, axis=-2)
         rows = jnp.moveaxis(ordered, (-2, -1), (0, 1))  # (n, d, ..., p)
-        h = _along(series.space.emission(), rows[0, 0])
 
         def forward(x: Array, inputs: Any) -> tuple[Array, Array]:
             A, L, row = inputs
             x = _apply(A, x) + _apply(L, row)
-            return x, (h * x).sum(0)
+            return x, x[0]
 
         first = _apply(self.first, rows[0])
         # The first transition takes no time and has no noise.
         _, rest = lax.scan(forward, first, (self.A[1:], self.noise[1:], rows[1:]))
-        values = jnp.concatenate([(h * first).sum(0)[None], rest])
+        values = jnp.concatenate([first[:1], rest])
         return series.unsorted(jnp.moveaxis(values, 0, -1))
 
 
@@ -149,17 +148,15 @@ def _apply(matrix: Array, x: Array) -> Array:
 
 def _gains(series: Series, quadratic: Array) -> Simulation:
     space, t = series.space, series.t
-    h = space.emission()
     p = quadratic.shape[0]
+    zero = jnp.zeros_like(series.start.mean)
 
     def step(P: Array, inputs: tuple[Array, Array, Array]) -> tuple[Array, Any]:
         before, now, beta = inputs
         A, Q = (x[..., 0] for x in space.step(before[None], now[None]))
         A, Q = (jnp.broadcast_to(x, (*x.shape[:2], p)) for x in (A, Q))
-        P = multiply(multiply(A, P), transpose(A)) + Q
-        u = times(P, h)
-        v = (h * u).sum(0)
-        return P - outer(beta / (1 + beta * v) * u, u), (A, Q, u, v)
+        new, seen = take_in(predict(A, Q, Start(zero, P)), jnp.zeros_like(beta), beta)
+        return new.covariance, (A, Q, seen.u, seen.v)
 
     before = jnp.concatenate([t[:1], t[:-1]])
     rows = before, t, quadratic.T
@@ -178,47 +175,76 @@ def series_of(process: Process, t: Array) -> Series:
     Returns:
       The series.
     """
-    space = process.kernel.state_space()
     dtype = process.loc.dtype
+    space = observed_first(process.kernel.state_space(), dtype)
     order = jnp.argsort(t)
     n = t.shape[0]
     rank = jnp.zeros(n, order.dtype).at[order].set(jnp.arange(n, dtype=order.dtype))
     t = t[order]
     d, p = space.dim, process.functions
-    covariance = jnp.broadcast_to(space.covariance(t[:1])[..., 0], (d, d, p)).astype(dtype)
-    space = in_precision(space, dtype)
+    covariance = jnp.broadcast_to(space.covariance(t[:1])[..., 0], (d, d, p))
     return Series(space, Start(jnp.zeros((d, p), dtype), covariance), t, order, rank)
 
 
-def in_precision(space: Any, dtype: Any) -> Any:
-    """A state-space form whose matrices have a given precision."""
-    return _InPrecision(space, dtype)
+def observed_first(space: Any, dtype: Any) -> Any:
+    r"""A state-space form in coordinates whose first is the function itself.
+
+    With a regular matrix T whose first row is h, the states :math:`T x` have
+    :math:`T A T^{-1}`, :math:`T Q T^\top` and :math:`T C T^\top`.
+
+    Args:
+      space: the form of a kernel.
+      dtype: the precision of the data.
+
+    Returns:
+      The form in other coordinates.
+    """
+    h = space.emission()
+    if isinstance(h, np.ndarray) and (h == np.eye(len(h))[:, :1]).all():
+        return _Observed(space, None, None, dtype)
+    # A reflection that takes h to a multiple of the first axis, and then its length.
+    h = jnp.asarray(h, dtype)
+    sign = jnp.where(h[0] < 0, -1.0, 1.0).astype(dtype)
+    length = jnp.sqrt((h**2).sum(0))
+    w = h.at[0].add(sign * length)
+    mirror = jnp.eye(h.shape[0], dtype=dtype)[..., None] - 2 * outer(w, w) / (w**2).sum(0)
+    scale = -sign * length
+    there = mirror.at[0].multiply(scale)
+    back = mirror.at[:, 0].multiply(1 / scale)
+    return _Observed(space, there[..., None], back[..., None], dtype)
 
 
-@jax.tree_util.register_pytree_node_class
-class _InPrecision:
-    """A form whose matrices have the precision of the data."""
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["space", "there", "back"],
+    meta_fields=["dtype"],
+)
+@dataclasses.dataclass(frozen=True)
+class _Observed:
+    """A form in coordinates whose first is the function, in the precision of the data."""
 
-    def __init__(self, space: Any, dtype: Any) -> None:
-        self.space, self.dtype = space, dtype
-
-    def tree_flatten(self) -> tuple[tuple[Any], Any]:
-        return (self.space,), self.dtype
-
-    @classmethod
-    def tree_unflatten(cls, dtype: Any, children: tuple[Any]) -> _InPrecision:
-        return cls(children[0], dtype)
+    space: Any
+    there: Array | None
+    back: Array | None
+    dtype: Any
 
     @property
     def dim(self) -> int:
         return self.space.dim
 
-    def emission(self) -> Array:
-        return self.space.emission().astype(self.dtype)
-
     def covariance(self, t: Array) -> Array:
-        return self.space.covariance(t).astype(self.dtype)
+        return self._congruent(self.space.covariance(t))
+
+    def _congruent(self, matrix: Array) -> Array:
+        matrix = matrix.astype(self.dtype)
+        if self.there is None:
+            return matrix
+        return multiply(multiply(self.there, matrix), transpose(self.there))
 
     def step(self, t0: Array, t1: Array) -> tuple[Array, Array]:
         A, Q = self.space.step(t0, t1)
-        return A.astype(self.dtype), Q.astype(self.dtype)
+        A = A.astype(self.dtype)
+        if self.there is not None and self.back is not None:
+            A = multiply(multiply(self.there, A), self.back)
+            A = jnp.where(t0 == t1, eye_like(A), A)
+        return A, self._congruent(Q)

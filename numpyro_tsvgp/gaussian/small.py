@@ -13,7 +13,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-__all__ = ["eye_like", "inverse", "multiply", "outer", "psd_factor", "times", "transpose"]
+__all__ = [
+    "eye_like",
+    "first_like",
+    "inverse",
+    "multiply",
+    "outer",
+    "psd_factor",
+    "times",
+    "transpose",
+]
 
 # Up to this size sums over the inner axis are written out, so that they are one loop over rows.
 _WRITTEN_OUT = 4
@@ -48,6 +57,11 @@ def eye_like(matrix: Array) -> Array:
     """Identities that broadcast with matrices."""
     d = matrix.shape[0]
     return jnp.eye(d, dtype=matrix.dtype).reshape(d, d, *[1] * (matrix.ndim - 2))
+
+
+def first_like(vector: Array) -> Array:
+    """Which number of vectors ``(d, ...)`` is the first: booleans that broadcast with them."""
+    return (jnp.arange(vector.shape[0]) == 0).reshape(-1, *[1] * (vector.ndim - 1))
 
 
 @jax.custom_jvp

@@ -18,7 +18,7 @@ long rows, which every machine does fast.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from jax import Array
 
@@ -37,8 +37,8 @@ class StateSpace(Protocol):
         """The same with the batch axes of all hyperparameters flattened to the kernel axis."""
         ...
 
-    def emission(self) -> Array:
-        """The vector h, shape ``(d, k)``."""
+    def emission(self) -> Any:
+        """The vector h, shape ``(d, 1)``; of NumPy where it does not depend on hyperparameters."""
         ...
 
     def covariance(self, t: Array) -> Array:

@@ -123,8 +123,8 @@ class MaternSpace(_Form):
     variance: ArrayLike
     dim: int = static(default=1)
 
-    def emission(self) -> Array:
-        return jnp.eye(self.dim)[0][:, None]
+    def emission(self) -> Any:
+        return np.eye(self.dim)[:, :1]
 
     def covariance(self, t: Array) -> Array:
         variance = _column(self.variance) * jnp.ones_like(t)
@@ -180,9 +180,9 @@ class RotationSpace(_Form):
     def dim(self) -> int:
         return sum(2 if j else 1 for j in self.multiples)
 
-    def emission(self) -> Array:
+    def emission(self) -> Any:
         pattern = [x for j in self.multiples for x in ([1.0, 0.0] if j else [1.0])]
-        return jnp.asarray(pattern)[:, None]
+        return np.array(pattern)[:, None]
 
     def covariance(self, t: Array) -> Array:
         diagonal = [
@@ -243,8 +243,8 @@ class LineSpace(_Form):
     def dim(self) -> int:
         return 2
 
-    def emission(self) -> Array:
-        return jnp.array([1.0, 0.0])[:, None]
+    def emission(self) -> Any:
+        return np.array([1.0, 0.0])[:, None]
 
     def covariance(self, t: Array) -> Array:
         variance = _column(self.variance)
@@ -267,8 +267,8 @@ class IntegratedSpace(_Form):
     def dim(self) -> int:
         return 2
 
-    def emission(self) -> Array:
-        return jnp.array([1.0, 0.0])[:, None]
+    def emission(self) -> Any:
+        return np.array([1.0, 0.0])[:, None]
 
     def _since(self, t: Array) -> Array:
         return jnp.maximum(t - _column(self.origin), 0.0)
@@ -327,11 +327,11 @@ class SumSpace(_Form):
     def flattened(self, flatten: Callable[[Array], Array]) -> SumSpace:
         return SumSpace(self.left.flattened(flatten), self.right.flattened(flatten))
 
-    def emission(self) -> Array:
+    def emission(self) -> Any:
         left, right = self.left.emission(), self.right.emission()
-        k = max(left.shape[1], right.shape[1])
-        both = [jnp.broadcast_to(h, (h.shape[0], k)) for h in (left, right)]
-        return jnp.concatenate(both)
+        if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+            return np.concatenate([left, right])
+        return jnp.concatenate([left, right])
 
     def covariance(self, t: Array) -> Array:
         return _block_diagonal([self.left.covariance(t), self.right.covariance(t)])
@@ -356,7 +356,7 @@ class ProductSpace(_Form):
     def flattened(self, flatten: Callable[[Array], Array]) -> ProductSpace:
         return ProductSpace(self.left.flattened(flatten), self.right.flattened(flatten))
 
-    def emission(self) -> Array:
+    def emission(self) -> Any:
         left, right = self.left.emission(), self.right.emission()
         return (left[:, None] * right[None]).reshape(self.dim, -1)
 
@@ -387,7 +387,7 @@ class ScaledSpace(_Form):
     def flattened(self, flatten: Callable[[Array], Array]) -> ScaledSpace:
         return ScaledSpace(self.space.flattened(flatten), flatten(_floating(self.scale)))
 
-    def emission(self) -> Array:
+    def emission(self) -> Any:
         return self.space.emission()
 
     def covariance(self, t: Array) -> Array:
@@ -419,7 +419,7 @@ class QuasisepSpace(_Form):
         del flatten  # such a kernel has no batch
         return jax.tree.map(_floating, self)
 
-    def emission(self) -> Array:
+    def emission(self) -> Any:
         try:
             # None in place of a time: whatever looks at it fails.
             h = self.kernel.observation_model(None)
