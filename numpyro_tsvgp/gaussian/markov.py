@@ -251,6 +251,13 @@ class Markov:
         means = series.means(sites.quadratic, unit.set(1.0))[..., n:]
         return jnp.moveaxis(means, 0, -1)
 
+    def dual_parameters(self, process: Process) -> Any:
+        raise ValueError(
+            "Markov sites have no inducing values, whose dual parameters these are. The sites "
+            "themselves are the fields linear and quadratic, in params as '..._auto_linear' and "
+            "'..._auto_quadratic'."
+        )
+
     def factors(self, process: Process) -> Any:
         # Nothing is factorised; what could fail is the posterior itself.
         found = self.marginals_at_data(process)

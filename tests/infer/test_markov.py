@@ -1,0 +1,291 @@
+"""Markov sites against dense t-VGP, exact Gaussian answers and tinygp."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+import tinygp
+
+from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, influence, kernels, load, loo, online, save
+from numpyro_tsvgp.gaussian.quadrature import GaussHermite
+from numpyro_tsvgp.gaussian.whitened import PointSites
+from numpyro_tsvgp.model.arguments import Call
+
+positive = dist.constraints.positive
+# Dense covariances need some jitter; what it does to answers is of this size, 1e-12 times 1e2.
+JITTER = 1e-13
+RNG = np.random.default_rng(0)
+
+
+def hyperparameters():
+    lengthscale = numpyro.param("lengthscale", 0.8, constraint=positive)
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.5))
+    level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    return scale * kernels.Matern52(lengthscale), level
+
+
+def counts(t, y=None):
+    kernel, level = hyperparameters()
+    f = numpyro.sample("f", GP(kernel, t, mean=level, jitter=JITTER))
+    with numpyro.plate("data", t.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+
+def classes(t, y=None):
+    kernel, level = hyperparameters()
+    f = numpyro.sample("f", GP(kernel, t, mean=level, jitter=JITTER))
+    with numpyro.plate("data", t.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+
+
+def robust(t, y=None):
+    kernel, level = hyperparameters()
+    f = numpyro.sample("f", GP(kernel, t, mean=level, jitter=JITTER))
+    with numpyro.plate("data", t.shape[0]):
+        numpyro.sample("y", dist.StudentT(4.0, f, 0.3), obs=y)
+
+
+def heteroscedastic(t, y=None):
+    kernel, level = hyperparameters()
+    f = numpyro.sample("f", GP(kernel, t, mean=level, jitter=JITTER))
+    g = numpyro.sample("g", GP(kernels.Matern32(2.0), t, mean=-1.0, jitter=JITTER))
+    with numpyro.plate("data", t.shape[0]), numpyro.handlers.mask(mask=t < 5.5):
+        numpyro.sample("y", dist.Normal(f, jnp.exp(g)), obs=y)
+
+
+def data_of(model, n):
+    t = np.random.default_rng(n).permutation(np.linspace(0.0, 6.0, n))
+    f = np.sin(2 * t)
+    if model is counts:
+        return jnp.asarray(t), jnp.asarray(RNG.poisson(np.exp(f)))
+    if model is classes:
+        return jnp.asarray(t), jnp.asarray(
+            (RNG.uniform(size=n) < 1 / (1 + np.exp(-2 * f))).astype(int)
+        )
+    return jnp.asarray(t), jnp.asarray(f + 0.3 * RNG.standard_t(4, n))
+
+
+def both(model, n, steps=8, **options):
+    t, y = data_of(model, n)
+    found = {}
+    for markov in (True, False):
+        guide = AutoDualGaussian(model, markov=markov)
+        svi = TSVGP(model, guide, optax.adam(0.05), **options)
+        found[markov] = svi, svi.run(jax.random.key(0), steps, t, y, progress_bar=False)
+    return t, y, found
+
+
+@pytest.mark.parametrize(
+    ("model", "n"),
+    [
+        (counts, 40),
+        pytest.param(counts, 200, marks=pytest.mark.slow),
+        pytest.param(classes, 200, marks=pytest.mark.slow),
+        pytest.param(robust, 200, marks=pytest.mark.slow),
+        pytest.param(heteroscedastic, 200, marks=pytest.mark.slow),
+    ],
+)
+def test_it_is_dense_tvgp(model, n):
+    """Sites, losses, marginals, gradients far from convergence, leaving out: all of it."""
+    t, y, found = both(model, n)
+    (svi, ours), (dense_svi, dense) = found[True], found[False]
+    np.testing.assert_allclose(ours.losses, dense.losses, rtol=1e-8)
+    for key, value in dense.params.items():
+        np.testing.assert_allclose(ours.params[key], value, atol=1e-8, err_msg=key)
+    new = jnp.array([-2.0, 0.0, 1.234, 3.0, 5.9, 40.0])
+    for name, q in dense.fit.marginals(new).items():
+        mine = ours.fit.marginals(new)[name]
+        np.testing.assert_allclose(mine.mean, q.mean, atol=1e-8)
+        np.testing.assert_allclose(mine.variance, q.variance, atol=1e-8)
+
+    @partial(jax.jit, static_argnums=0)
+    def slope(driver, state, free):
+        call = Call((t, y), {})
+        return jax.grad(lambda f: driver.loss(state, f, jax.random.key(0), call))(free)
+
+    gradients = []
+    for driver, result in ((svi, ours), (dense_svi, dense)):
+        # Sites of other hyperparameters, so that the gradient is not that of log Z alone.
+        free = jax.tree.map(lambda x: x + 0.3, driver.free(result.state.optim_state))
+        gradients.append(slope(driver, result.state, free))
+    for key, value in gradients[1].items():
+        np.testing.assert_allclose(gradients[0][key], value, rtol=1e-8, atol=1e-8, err_msg=key)
+    if model is counts:
+        mine, theirs = (influence(result.fit) for result in (ours, dense))
+        for name in theirs:
+            np.testing.assert_allclose(mine[name], theirs[name], atol=1e-8)
+        assert abs(float(loo(ours.fit).elpd) - float(loo(dense.fit).elpd)) < 1e-7
+
+
+@pytest.fixture(scope="module")
+def small():
+    t, y = data_of(counts, 40)
+    svi = TSVGP(counts, AutoDualGaussian(counts, markov=True), None, site_lr=1.0)
+    return t, y, svi.run(jax.random.key(0), 10, t, y, progress_bar=False)
+
+
+def latent(fit, t):
+    return fit.guide.latents(fit.read(fit.inputs((t,), {}), fit.hyper), fit.params)["f"]
+
+
+def test_joint_draws(small):
+    """Their covariance is the posterior's, which the dense fit has."""
+    t, y, result = small
+    new = jnp.array([-1.0, 1.1, 1.3, 9.0])
+    draws = result.fit.sample(jax.random.key(1), new, sample_shape=(20_000,))["f"]
+    dense = TSVGP(counts, AutoDualGaussian(counts), None, site_lr=1.0)
+    q = dense.run(jax.random.key(0), 10, t, y, progress_bar=False).fit
+    exact = latent(q, new)
+    exact = exact.approximation.joint(exact.process)
+    w = exact.w[0] @ exact.inverse[0].T
+    covariance = w @ w.T + exact.residual_chol[0] @ exact.residual_chol[0].T
+    # 20,000 draws: standard errors of 1 / sqrt(20,000), five of them.
+    np.testing.assert_allclose(np.cov(draws.T), covariance, atol=0.05 * covariance.max())
+    np.testing.assert_allclose(draws.mean(0), exact.mean[0], atol=0.05)
+    ours = latent(result.fit, new)
+    ours = ours.approximation.joint(ours.process)
+    values = jnp.array([[[0.3, 0.5, 0.4, 1.0]]])
+    exact_density = dist.MultivariateNormal(exact.mean[0], covariance).log_prob(values[0, 0])
+    np.testing.assert_allclose(ours.log_prob(values)[0, 0], exact_density, atol=1e-4)  # jitter
+
+
+def test_ready_is_the_posterior(small):
+    t, _, result = small
+    q = latent(result.fit, jnp.array([7.0, -1.0, float(t[3]), 2.345]))
+    ready = q.approximation.ready(q.process).marginals(q.process)
+    for found, exact in zip(ready, q.approximation.marginals(q.process), strict=True):
+        np.testing.assert_allclose(found, exact, atol=1e-12)
+
+
+def test_points_come_and_go(small):
+    """Times that are inserted as new data, and taken out again."""
+    t, _, result = small
+    whole = latent(result.fit, t)
+    fewer, process = whole.approximation, whole.process
+    sites = PointSites(*(x[:, :3] for x in fewer.centred(process.loc)))
+    gone = latent(result.fit, t[:3]).process
+    without = fewer.without_points(gone, sites)
+    assert without.linear.shape == (1, len(t) - 3)
+    gone = dataclasses.replace(gone, means=jnp.broadcast_to(gone.loc[:, :1], (1, len(t) - 3)))
+    at = without.at_new_data(gone)
+    again = at.keep(at.start().add(sites, at.features))
+    local = at.local(at.posterior(at.start().add(sites, at.features)))
+    np.testing.assert_allclose(
+        local.mean, whole.approximation.marginals_at_data(process).mean[:, :3], atol=1e-12
+    )
+    np.testing.assert_allclose(again.linear.sum(), fewer.linear.sum())
+    with pytest.raises(ValueError, match="no data point left at the time"):
+        without.without_points(gone, sites)
+
+
+def test_saved_and_loaded(small, tmp_path):
+    t, _, result = small
+    save(tmp_path / "fit.npz", result.fit)
+    fit = load(tmp_path / "fit.npz", model=counts)
+    np.testing.assert_array_equal(fit.marginals(t)["f"].mean, result.fit.marginals(t)["f"].mean)
+
+
+def gaussian(t, y=None):
+    f = numpyro.sample("f", GP(1.3 * kernels.Matern32(0.8), t, mean=0.2))
+    with numpyro.plate("data", t.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+
+def fitted(t, y):
+    svi = TSVGP(gaussian, AutoDualGaussian(gaussian, markov=True), None, site_lr=1.0)
+    return svi.run(jax.random.key(0), 1, t, y, progress_bar=False)
+
+
+def test_gaussian_likelihood_is_exact_and_online_too():
+    """tinygp's quasiseparable solver for the evidence, and filtering for data one by one."""
+    t = jnp.asarray(np.sort(RNG.uniform(0.0, 20.0, 50)))
+    y, new = jnp.sin(t), jnp.array([20.5, 23.0])
+    result = fitted(t, y)
+    kernel = 1.3 * tinygp.kernels.quasisep.Matern32(scale=0.8)
+    process = tinygp.GaussianProcess(kernel, t, diag=0.09, mean=0.2)
+    np.testing.assert_allclose(-result.losses[-1], process.log_probability(y), rtol=1e-10)
+    exact = process.condition(y, new).gp
+    q = result.fit.marginals(new)["f"]
+    np.testing.assert_allclose(q.mean, exact.mean, atol=1e-9)
+    np.testing.assert_allclose(q.variance, exact.variance, atol=1e-9)
+    end = online(fitted(t[:45], y[:45]).fit)
+    for i in range(45, 50):
+        end = end.update(t[i : i + 1], y[i : i + 1], steps=1)
+    assert end.time == float(t[-1])
+    forecast = end.marginals(new)["f"]
+    np.testing.assert_allclose(forecast.mean, exact.mean, atol=1e-9)
+    np.testing.assert_allclose(forecast.variance, exact.variance, atol=1e-9)
+    with pytest.raises(ValueError, match="before the end"):
+        end.update(t[:1], y[:1])
+
+
+@pytest.mark.slow
+def test_kernels_of_their_own_and_of_tinygp_in_a_plate():
+    """A batch of kernels over a plate, and a quasiseparable kernel with a hyperparameter."""
+
+    def model(t, y=None):
+        scale = numpyro.param("scale", jnp.array([0.5, 1.0, 2.0]), constraint=positive)
+        omega = numpyro.param("omega", 2.0, constraint=positive)
+        with numpyro.plate("outputs", 3):
+            f = numpyro.sample("f", GP(kernels.Matern32(scale[:, None]), t, jitter=JITTER))
+        kernel = kernels.as_kernel(tinygp.kernels.quasisep.SHO(omega=omega, quality=2.0))
+        g = numpyro.sample("g", GP(kernel, t, jitter=JITTER))
+        with numpyro.plate("rows", 3, dim=-2), numpyro.plate("data", t.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(f + g)), obs=y)
+
+    t = jnp.asarray(np.random.default_rng(1).permutation(np.linspace(0.0, 6.0, 40)))
+    y = jnp.asarray(RNG.poisson(2.0, (3, 40)))
+    found = {}
+    for markov in (True, False):
+        guide = AutoDualGaussian(model, markov=markov)
+        svi = TSVGP(model, guide, optax.adam(0.05), quadrature=GaussHermite(10))
+        found[markov] = svi.run(jax.random.key(0), 5, t, y, progress_bar=False)
+    for key, value in found[False].params.items():
+        np.testing.assert_allclose(found[True].params[key], value, atol=1e-7, err_msg=key)
+
+
+# ---- words -----------------------------------------------------------------------------------
+
+
+def with_kernel(kernel):
+    def model(t, y=None):
+        f = numpyro.sample("f", GP(kernel, t))
+        with numpyro.plate("data", t.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shape", "words"),
+    [
+        (kernels.RBF(), (5,), "GP site 'f' cannot have Markov sites: the kernel RBF has no"),
+        (kernels.Matern12(), (5, 2), "functions of one input, the time"),
+        (kernels.Periodic(0.1), (5,), "needs a larger order"),
+    ],
+)
+def test_refused_in_words(kernel, shape, words):
+    model = with_kernel(kernel)
+    t = jnp.asarray(np.random.default_rng(0).uniform(size=shape))
+    svi = TSVGP(model, AutoDualGaussian(model, markov=True), None)
+    with pytest.raises(ValueError, match=words):
+        svi.init(jax.random.key(0), t, jnp.zeros(5))
+
+
+def test_inducing_inputs_and_markov_sites_exclude_each_other():
+    with pytest.raises(ValueError, match="needs no inducing inputs"):
+        AutoDualGaussian(gaussian, jnp.zeros(3), markov=True)
+
+
+def test_online_is_for_markov_sites():
+    t = jnp.arange(4.0)
+    svi = TSVGP(gaussian, AutoDualGaussian(gaussian), None)
+    fit = svi.run(jax.random.key(0), 1, t, t, progress_bar=False).fit
+    with pytest.raises(ValueError, match="markov=True"):
+        online(fit)
