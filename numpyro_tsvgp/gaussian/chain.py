@@ -41,6 +41,7 @@ Shapes: states ``(d, p, ...)``, sites ``(p, n)``, times ``(n,)`` in order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -92,6 +93,11 @@ class Smoothed(NamedTuple):
     predicted_mean: Array
     predicted_variance: Array
     end: Start
+
+    def rearranged(self, order: Callable[[Array], Array]) -> Smoothed:
+        """The same with the times of function values in another order."""
+        mean, variance, predicted_mean, predicted_variance = (order(x) for x in self[:4])
+        return Smoothed(mean, variance, predicted_mean, predicted_variance, self.end)
 
 
 class Gradient(NamedTuple):

@@ -26,12 +26,14 @@ from jax import Array
 from numpyro_tsvgp.gaussian import chain
 from numpyro_tsvgp.gaussian.approximation import Local, Noise
 from numpyro_tsvgp.gaussian.chain import Smoothed
-from numpyro_tsvgp.gaussian.inducing_values import approximation
+from numpyro_tsvgp.gaussian.inducing_values import NOT_THERE, approximation
 from numpyro_tsvgp.gaussian.markov_draws import MarkovJoint
+from numpyro_tsvgp.gaussian.markov_ready import MarkovReady, ready_at
 from numpyro_tsvgp.gaussian.points import PointCarry
 from numpyro_tsvgp.gaussian.process import Process
 from numpyro_tsvgp.gaussian.quadrature import Marginals
 from numpyro_tsvgp.gaussian.series import Series, series_of, times_of
+from numpyro_tsvgp.gaussian.whitened import PointSites
 
 __all__ = ["Markov", "MarkovAtData", "MarkovAtNewData", "initial_markov"]
 
@@ -78,6 +80,7 @@ class Markov:
 
     optimized: ClassVar[frozenset[str]] = frozenset()
     keeps_sums: ClassVar[bool] = False
+    keeps_points: ClassVar[bool] = True
     follows_inputs: ClassVar[bool] = True
 
     # ---- what it is about --------------------------------------------------------------------
@@ -144,51 +147,35 @@ class Markov:
             prior_mean=jnp.concatenate([old, loc], 1),
         )
 
-    def without_points(self, process: Process, sites: Any) -> Self:
-        """The approximation without some of its times.
-
-        Args:
-          process: the prior at the times to take out.
-          sites: what their sites are, about f without its mean; of equal times those that have
-            these sites are taken out.
-
-        Returns:
-          The approximation.
-
-        Raises:
-          ValueError: if it does not have them.
-        """
+    def without_points(self, process: Process, sites: PointSites) -> Self:
+        """The same without times, of equal ones those with the nearest sites."""
         times, gone = (np.asarray(times_of(x)) for x in (self.inputs, process.X))
-        quadratic = np.asarray(sites.quadratic)
+        own = np.concatenate([np.asarray(self.linear), np.asarray(self.quadratic)])
         linear = np.asarray(sites.linear + sites.quadratic * process.loc)
-        have = np.stack([*np.asarray(self.linear), *np.asarray(self.quadratic)])
-        wanted = np.stack([*linear, *quadratic])
-        left = np.ones(len(times), bool)
-        for i, t in enumerate(gone):
-            candidates = np.flatnonzero(left & (times == t))
-            if not len(candidates):
-                raise ValueError(
-                    f"There is no data point left at the time {t}, so none can be taken out. Pass "
-                    "times that the fit has been given, each as often as it is to be taken out."
-                )
-            distance = np.abs(have[:, candidates] - wanted[:, i, None]).sum(0)
-            left[candidates[np.argmin(distance)]] = False
-        rows = jnp.asarray(np.flatnonzero(left))
-        old = jnp.broadcast_to(self.prior_mean, (self.prior_mean.shape[0], len(times)))
+        theirs = np.concatenate([linear, np.asarray(sites.quadratic)])
+        stays = np.ones(len(times), bool)
+        for t, site in zip(gone, theirs.T, strict=True):
+            rows = np.flatnonzero(stays & (times == t))
+            if not len(rows):
+                raise ValueError(NOT_THERE)
+            stays[rows[np.abs(own[:, rows] - site[:, None]).sum(0).argmin()]] = False
         return dataclasses.replace(
             self,
-            linear=self.linear[:, rows],
-            quadratic=self.quadratic[:, rows],
-            inputs=self.inputs[rows],
-            prior_mean=old[:, rows],
+            linear=self.linear[:, stays],
+            quadratic=self.quadratic[:, stays],
+            inputs=self.inputs[stays],
+            prior_mean=self.prior_mean[:, stays],
+        )
+
+    def with_inducing(self, process: Process, inducing: Array, prior_mean: Array) -> Self:
+        raise ValueError(
+            "This GP has no inducing inputs that could be moved: it was fitted with markov=True, "
+            "where every time has a site of its own."
         )
 
     # ---- at any times ------------------------------------------------------------------------
 
-    def ready(self, process: Process) -> Any:
-        """What does not depend on new inputs, as :meth:`marginals` needs it."""
-        from numpyro_tsvgp.gaussian.markov_ready import ready_at
-
+    def ready(self, process: Process) -> MarkovReady:
         return ready_at(self, process)
 
     def _union(self, process: Process) -> tuple[Series, PointCarry]:
@@ -239,17 +226,24 @@ class Markov:
         says = sites.linear * values - 0.5 * sites.quadratic * values**2
         return _log_z(found, sites) - says.sum((-2, -1))
 
+    def covariance(self, one: Process, other: Process) -> Array:
+        n, n1 = self.linear.shape[-1], one.rows
+        both = jnp.concatenate([times_of(x) for x in (self.inputs, one.X, other.X)])
+        series = series_of(one, both)
+        quadratic = jnp.pad(self.quadratic, [(0, 0), (0, n1 + other.rows)])
+        # The derivative of all means in the first number of a site is a column of it.
+        rows = jnp.arange(n1)
+        unit = jnp.zeros((n1, one.functions, both.shape[0]), self.linear.dtype)
+        unit = unit.at[rows, :, n + rows].set(1.0)
+        return jnp.moveaxis(series.means(quadratic, unit)[..., n + n1 :], 0, 1)
+
     def responses(self, process: Process) -> Array:
         r"""How the mean at each time answers to each data point, ``(p, n, n)``.
 
         The posterior covariance of all pairs of times is quadratic in their number, which is what
         was asked for; :func:`~numpyro_tsvgp.influence` without ``delta`` is linear.
         """
-        n = self.linear.shape[-1]
-        series, sites = self._union(process)
-        unit = jnp.zeros((n, *series.shape(process.functions))).at[jnp.arange(n), :, jnp.arange(n)]
-        means = series.means(sites.quadratic, unit.set(1.0))[..., n:]
-        return jnp.moveaxis(means, 0, -1)
+        return self.covariance(process, process)
 
     def dual_parameters(self, process: Process) -> Any:
         raise ValueError(
@@ -305,6 +299,9 @@ class MarkovAtData:
 
     def _least(self) -> Array:
         return _rounding(self.process, self.process.X)
+
+    def point_sites(self, carry: PointCarry) -> PointSites:
+        return PointSites(*carry)
 
     def local(self, posterior: MarkovPosterior) -> Local:
         variance = jnp.maximum(posterior.variance, self._least())
@@ -368,6 +365,9 @@ class MarkovAtNewData:
 
     def _least(self) -> Array:
         return _rounding(self.process, self.process.X)
+
+    def point_sites(self, carry: PointCarry) -> PointSites:
+        return PointSites(*carry)
 
     def local(self, posterior: MarkovPosterior) -> Local:
         variance = jnp.maximum(posterior.variance, self._least())

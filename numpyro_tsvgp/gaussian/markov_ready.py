@@ -19,12 +19,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_tsvgp.gaussian import chain
-from numpyro_tsvgp.gaussian.approximation import Local
+from numpyro_tsvgp.gaussian.approximation import Local, Noise
 from numpyro_tsvgp.gaussian.chain import Adjoint, Start, before_site, predict, take_in
 from numpyro_tsvgp.gaussian.points import PointCarry
 from numpyro_tsvgp.gaussian.process import Process
 from numpyro_tsvgp.gaussian.series import observed_first, series_of, times_of
 from numpyro_tsvgp.gaussian.small import multiply, times, transpose
+from numpyro_tsvgp.gaussian.whitened import PointSites
 
 __all__ = ["MarkovEnd", "MarkovReady", "end_of", "ready_at"]
 
@@ -47,6 +48,20 @@ class MarkovReady:
     covariance: Array
     r: Array
     N: Array
+
+    @property
+    def inducing(self) -> Array:
+        return self.t
+
+    def means(self, process: Process) -> Array:
+        return self.marginals(process).mean
+
+    def weights(self, noise: Noise, values: Array) -> Array:
+        del noise, values
+        raise ValueError(
+            "Functions cannot be drawn of a GP that was fitted with markov=True: each evaluation "
+            "would visit all of its times. Draw values, which is linear: fit.sample(key, t_new)."
+        )
 
     def marginals(self, process: Process) -> Local:
         """The posterior at the inputs of ``process``, centred, in any order."""
@@ -143,7 +158,7 @@ class MarkovEnd:
         padded = (jnp.pad(x[:, order], [(0, 0), (1, 0)]) for x in sites)
         found = chain.smooth(space, Start(self.mean, self.covariance), t, *padded)
         rank = jnp.argsort(order)
-        return chain.Smoothed(*(x[:, 1:][:, rank] for x in found[:4]), found.end), t[-1]
+        return found.rearranged(lambda x: x[:, 1:][:, rank]), t[-1]
 
     def marginals(self, process: Process) -> Local:
         """Forecasts at the inputs of ``process``, centred."""
@@ -194,6 +209,9 @@ class EndAtNewData:
         inner = carry.linear * found.mean
         inner = inner - 0.5 * carry.quadratic * (found.mean**2 + found.variance)
         return found, inner.sum() - log_z
+
+    def point_sites(self, carry: PointCarry) -> PointSites:
+        return PointSites(*carry)
 
     def local(self, posterior: Any) -> Local:
         return _floored(posterior[0].mean, posterior[0].variance, self.process)

@@ -149,7 +149,7 @@ def gradient(
     inputs = rows, changes, states, seen
     (first, by_space), rest = lax.scan(backward, begin, inputs, reverse=True)
     by_before, by_t, by_linear, by_quadratic = rest
-    value, change = jax.jvp(_by_start, *((tuple(x),) for x in first))
+    value, change = jax.jvp(_by_start, (tuple(first[0]),), (tuple(first[1]),))
     by_start = jax.tree.map(lambda x, dx: weight * x + dx, value, change)
     by_times = by_t[:, 0].at[:-1].add(by_before[1:, 0]).at[0].add(by_before[0, 0])
     return Gradient(by_space, by_start, by_times, by_linear.T, by_quadratic.T)

@@ -14,7 +14,7 @@ from jax import Array, lax
 from numpyro_tsvgp.gaussian import chain
 from numpyro_tsvgp.gaussian.chain import Smoothed, Start, predict, take_in
 from numpyro_tsvgp.gaussian.process import Process
-from numpyro_tsvgp.gaussian.small import eye_like, multiply, outer, psd_factor, times, transpose
+from numpyro_tsvgp.gaussian.small import eye_like, first_like, outer, psd_factor, times, transpose
 
 __all__ = ["Series", "Simulation", "observed_first", "series_of", "times_of"]
 
@@ -53,7 +53,7 @@ class Series(NamedTuple):
         """The posterior given sites, in the order of the data."""
         linear, quadratic = (self.sorted(x) for x in sites)
         found = chain.smooth(self.space, self.start, self.t, linear, quadratic)
-        return Smoothed(*(self.unsorted(x) for x in found[:4]), found.end)
+        return found.rearranged(self.unsorted)
 
     def smooth_once(self, sites: tuple[Array, Array]) -> tuple[Array, Array, Array]:
         """Means, variances and log Z, for one first derivative; see :mod:`.chain`."""
@@ -62,9 +62,6 @@ class Series(NamedTuple):
             self.space, self.start, self.t, linear, quadratic, None
         )
         return self.unsorted(mean), self.unsorted(variance), log_z
-
-    def shape(self, functions: int) -> tuple[int, int]:
-        return functions, self.t.shape[0]
 
     def gains(self, quadratic: Array) -> Simulation:
         """What draws and means of other sites need, which does not depend on what sites say."""
@@ -206,26 +203,31 @@ def observed_first(space: Any, dtype: Any) -> Any:
     h = jnp.asarray(h, dtype)
     sign = jnp.where(h[0] < 0, -1.0, 1.0).astype(dtype)
     length = jnp.sqrt((h**2).sum(0))
-    w = h.at[0].add(sign * length)
-    mirror = jnp.eye(h.shape[0], dtype=dtype)[..., None] - 2 * outer(w, w) / (w**2).sum(0)
-    scale = -sign * length
-    there = mirror.at[0].multiply(scale)
-    back = mirror.at[:, 0].multiply(1 / scale)
-    return _Observed(space, there[..., None], back[..., None], dtype)
+    w = h + first_like(h) * sign * length
+    w = w * jnp.sqrt(2 / (w**2).sum(0))
+    return _Observed(space, w[..., None], (-sign * length)[..., None], dtype)
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["space", "there", "back"],
+    data_fields=["space", "normal", "scale"],
     meta_fields=["dtype"],
 )
 @dataclasses.dataclass(frozen=True)
 class _Observed:
-    """A form in coordinates whose first is the function, in the precision of the data."""
+    """A form in coordinates whose first is the function, in the precision of the data.
+
+    Attributes:
+      space: the form of the kernel.
+      normal: the vector w of a reflection I - w w^T, ``(d, k, 1)``; None if the first number of
+        a state is the function already.
+      scale: what the first coordinate is multiplied by after it.
+      dtype: the precision.
+    """
 
     space: Any
-    there: Array | None
-    back: Array | None
+    normal: Array | None
+    scale: Array | None
     dtype: Any
 
     @property
@@ -235,16 +237,22 @@ class _Observed:
     def covariance(self, t: Array) -> Array:
         return self._congruent(self.space.covariance(t))
 
+    def _left(self, matrix: Array, scale: Array) -> Array:
+        """A reflection from the left, and a multiple of the first row."""
+        assert self.normal is not None
+        matrix = matrix - outer(self.normal, (self.normal[:, None] * matrix).sum(0))
+        return jnp.where(first_like(matrix), scale * matrix, matrix)
+
     def _congruent(self, matrix: Array) -> Array:
         matrix = matrix.astype(self.dtype)
-        if self.there is None:
+        if self.scale is None:
             return matrix
-        return multiply(multiply(self.there, matrix), transpose(self.there))
+        return self._left(transpose(self._left(matrix, self.scale)), self.scale)
 
     def step(self, t0: Array, t1: Array) -> tuple[Array, Array]:
         A, Q = self.space.step(t0, t1)
         A = A.astype(self.dtype)
-        if self.there is not None and self.back is not None:
-            A = multiply(multiply(self.there, A), self.back)
+        if self.scale is not None:
+            A = transpose(self._left(transpose(self._left(A, self.scale)), 1 / self.scale))
             A = jnp.where(t0 == t1, eye_like(A), A)
         return A, self._congruent(Q)

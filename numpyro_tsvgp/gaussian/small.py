@@ -40,6 +40,10 @@ def multiply(a: Array, b: Array) -> Array:
         for j in range(1, a.shape[1]):
             total = total + a[:, j, None] * b[None, j]
         return total
+    if a[0, 0].size == b[0, 0].size == 1:
+        tail = jnp.broadcast_shapes(a.shape[2:], b.shape[2:])
+        product = a.reshape(a.shape[:2]) @ b.reshape(b.shape[:2])
+        return product.reshape(*product.shape, *tail)
     return (a[:, :, None] * b[None]).sum(1)
 
 

@@ -11,6 +11,7 @@ import jax
 from numpyro_tsvgp import kernels
 from numpyro_tsvgp.gaussian.features import Prior
 from numpyro_tsvgp.gaussian.inducing_values import InducingReady
+from numpyro_tsvgp.gaussian.markov_ready import MarkovReady
 from numpyro_tsvgp.gaussian.whitened import Posterior
 from numpyro_tsvgp.infer.predictor import Predictor, SitePredictor
 from numpyro_tsvgp.infer.site_prior import SitePrior
@@ -22,6 +23,7 @@ __all__ = ["describe_predictor", "rebuild_predictor"]
 # Ready posteriors that a file can name, with anything in the place of arrays.
 _READY: dict[str, Any] = {
     "InducingReady": InducingReady(0, Prior(0, 0), Posterior(0, 0, 0), 0, 0),  # type: ignore[arg-type]
+    "MarkovReady": MarkovReady(0, 0, 0, 0, 0),  # type: ignore[arg-type]
 }
 
 

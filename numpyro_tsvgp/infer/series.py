@@ -49,11 +49,11 @@ def check_series(name: str, site: GPSite) -> None:
         return
     n = X.shape[0]
     some = X[np.unique(np.linspace(0, n - 1, min(n, _TIMES)).astype(int))]
-    error = float(_difference(process, some))
-    if not error <= _ERROR:
+    difference = float(_difference(process, some))
+    if not difference <= _ERROR:
         raise ValueError(
             f"The state-space form of the kernel of GP site '{name}' differs from the kernel by "
-            f"{error:.1g} of its variance at the initial hyperparameters. A Periodic kernel with a "
+            f"{difference:.1g} of its variance at the initial hyperparameters. A Periodic kernel with a "
             "short lengthscale needs a larger order, as in Periodic(lengthscale, period, order="
             "20); a kernel of your own must be the covariance of the process that it names."
         )

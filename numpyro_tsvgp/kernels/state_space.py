@@ -136,10 +136,11 @@ class MaternSpace(_Form):
         decay = jnp.exp(-z)
         powers = [decay, decay * z, decay * z**2 / 2][:d]
         terms = [np.eye(d), N, N @ N][:d]
-        A = sum(
+        parts_of_A = [
             jnp.asarray(term, z.dtype)[..., None, None] * power
             for term, power in zip(terms, powers, strict=True)
-        )
+        ]
+        A = sum(parts_of_A[1:], parts_of_A[0])
         # The last column of the transition, as polynomials in z.
         last = np.stack([term[:, -1] / math.factorial(j) for j, term in enumerate(terms)], -1)
         integrals = _gamma_integrals(2 * d - 2, z)
@@ -180,28 +181,38 @@ class RotationSpace(_Form):
     def dim(self) -> int:
         return sum(2 if j else 1 for j in self.multiples)
 
+    def _places(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of each number in a state its j, and whether it is the second of two."""
+        pairs = [(j, second) for j in self.multiples for second in range(2 if j else 1)]
+        j, second = np.array(pairs).T
+        return j, second.astype(bool)
+
     def emission(self) -> Any:
-        pattern = [x for j in self.multiples for x in ([1.0, 0.0] if j else [1.0])]
-        return np.array(pattern)[:, None]
+        return (~self._places()[1]).astype(float)[:, None]
 
     def covariance(self, t: Array) -> Array:
-        diagonal = [
-            _column(w) * jnp.ones_like(t)
-            for j, w in zip(self.multiples, self.weights, strict=True)
-            for _ in range(2 if j else 1)
-        ]
-        d = len(diagonal)
-        zero = jnp.zeros_like(diagonal[0])
-        return _matrix([[diagonal[i] if i == j else zero for j in range(d)] for i in range(d)])
+        j, _ = self._places()
+        weights = jnp.stack(jnp.broadcast_arrays(*map(jnp.asarray, self.weights)))
+        diagonal = weights[j - self.first][..., None] * jnp.ones_like(t)
+        return _diagonal(diagonal)
 
     def step(self, t0: Array, t1: Array) -> tuple[Array, Array]:
+        j, second = self._places()
         angle = _column(self.frequency) * (t1 - t0)
-        blocks = []
-        for j in self.multiples:
-            cos, sin = jnp.cos(j * angle), jnp.sin(j * angle)
-            blocks.append(_matrix([[cos, sin], [-sin, cos]]) if j else _matrix([[cos]]))
-        A = _block_diagonal(blocks)
+        angles = jnp.asarray(j, angle.dtype).reshape(-1, *[1] * angle.ndim) * angle
+        # A rotation of each pair: sines with their signs next to the diagonal.
+        beside = np.zeros((len(j), len(j)))
+        for i in np.flatnonzero(second):
+            beside[i - 1, i], beside[i, i - 1] = 1.0, -1.0
+        beside = jnp.asarray(beside, angle.dtype).reshape(*beside.shape, *[1] * angle.ndim)
+        A = _diagonal(jnp.cos(angles)) + beside * jnp.sin(angles)[:, None]
         return A, jnp.zeros_like(A)
+
+
+def _diagonal(values: Array) -> Array:
+    """Diagonal matrices of vectors ``(d, k, b)``."""
+    d = values.shape[0]
+    return jnp.eye(d, dtype=values.dtype).reshape(d, d, *[1] * (values.ndim - 1)) * values[:, None]
 
 
 def cosine_series(correlation: Callable[[Array], Array], order: int) -> tuple[Array, ...]:

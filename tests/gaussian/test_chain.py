@@ -79,6 +79,7 @@ def test_posterior_and_derivatives_of_any_function_of_it(program, once):
             np.testing.assert_allclose(found, exact, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_programs_agree():
     args = HYPER, TIMES, LINEAR, QUADRATIC
     one, other = (
@@ -90,9 +91,12 @@ def test_programs_agree():
 
 
 def test_second_derivatives_of_the_cheap_form_are_refused():
-    score = scored(lambda hyper: by_chain(sequential_scan, True, hyper, TIMES, LINEAR, QUADRATIC))
+    def score(hyper):
+        found = by_chain(sequential_scan, True, hyper, TIMES, LINEAR, QUADRATIC)
+        return found[2] + found[0].sum()
+
     with pytest.raises(NotImplementedError, match="first derivatives only"):
-        jax.hessian(lambda hyper: jax.grad(lambda h: score(h)[0])(hyper).sum())(HYPER)
+        jax.grad(lambda hyper: jax.grad(score)(hyper).sum())(HYPER)
 
 
 def test_single_precision_with_a_hundred_thousand_points():

@@ -180,7 +180,7 @@ def test_points_come_and_go(small):
         local.mean, whole.approximation.marginals_at_data(process).mean[:, :3], atol=1e-12
     )
     np.testing.assert_allclose(again.linear.sum(), fewer.linear.sum())
-    with pytest.raises(ValueError, match="no data point left at the time"):
+    with pytest.raises(ValueError, match="are not in the fit"):
         without.without_points(gone, sites)
 
 
