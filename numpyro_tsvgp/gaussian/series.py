@@ -252,7 +252,9 @@ class _Observed:
     def step(self, t0: Array, t1: Array) -> tuple[Array, Array]:
         A, Q = self.space.step(t0, t1)
         A = A.astype(self.dtype)
-        if self.scale is not None:
-            A = transpose(self._left(transpose(self._left(A, self.scale)), 1 / self.scale))
-            A = jnp.where(t0 == t1, eye_like(A), A)
-        return A, self._congruent(Q)
+        if self.scale is None:
+            return A, self._congruent(Q)
+        A = transpose(self._left(transpose(self._left(A, self.scale)), 1 / self.scale))
+        A = jnp.where(t0 == t1, eye_like(A), A)
+        # Computed once, and not again for each number of the products that they go into.
+        return lax.optimization_barrier((A, self._congruent(Q)))

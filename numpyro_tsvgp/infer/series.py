@@ -53,9 +53,9 @@ def check_series(name: str, site: GPSite) -> None:
     if not difference <= _ERROR:
         raise ValueError(
             f"The state-space form of the kernel of GP site '{name}' differs from the kernel by "
-            f"{difference:.1g} of its variance at the initial hyperparameters. A Periodic kernel with a "
-            "short lengthscale needs a larger order, as in Periodic(lengthscale, period, order="
-            "20); a kernel of your own must be the covariance of the process that it names."
+            f"{difference:.1g} of its variance at the initial hyperparameters. A Periodic kernel "
+            "with a short lengthscale needs a larger order, as in Periodic(lengthscale, period, "
+            "order=20); a kernel of your own must be the covariance of the process that it names."
         )
 
 
