@@ -123,7 +123,8 @@ for name, choose in METHODS.items():
     rates, times = (np.array([run[i] for run in runs]) for i in (0, 1))
     print(
         f"{name:21} rate after {rounds} rounds {rates[:, -1].mean():5.2f} of "
-        f"{true_rate(candidates).max():5.2f}; a round takes {1e3 * np.median(times[:, 1:]):.0f} ms of CPU"
+        f"{true_rate(candidates).max():5.2f}; a round takes "
+        f"{1e3 * np.median(times[:, 1:]):.0f} ms of CPU time"
     )
 
 # %% A picture
