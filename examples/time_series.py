@@ -22,7 +22,7 @@ from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
 
 jax.config.update("jax_enable_x64", True)
 args = options("time_series", __doc__)
-days, ahead, steps = (15, 5, 2) if args.quick else (200, 28, 40)
+days, ahead, steps = (15, 5, 2) if args.quick else (200, 28, 30)
 
 # %% [markdown]
 # Simulated counts an hour, time in days. A tenth of the hours are missing and two weeks have no
@@ -47,12 +47,12 @@ print(f"{len(t):,} counts")
 
 # %%
 def model(t, y=None):
-    drift = numpyro.sample("drift", dist.HalfNormal(0.02))
+    drift = numpyro.sample("drift", dist.HalfNormal(0.001))
     weekly = numpyro.sample("weekly", dist.HalfNormal(1.0))
     daily = numpyro.sample("daily", dist.HalfNormal(1.0))
     rest = numpyro.sample("rest", dist.HalfNormal(0.3))
     trend = kernels.IntegratedBrownian(drift**2, origin=-1.0) + 1.0
-    trend = trend + kernels.Linear(variance=0.01**2)
+    trend = trend + kernels.Linear(variance=0.003**2)
     week = weekly**2 * kernels.Periodic(1.5, 7.0, order=3)
     day = daily**2 * kernels.Periodic(1.5, 1.0, order=2)
     f = numpyro.sample("f", GP(trend + week + day + rest**2 * kernels.Matern12(0.5), t))
@@ -69,7 +69,7 @@ guides = {
 future = hours >= days - 7
 found = {}
 for name, guide in guides.items():
-    svi = TSVGP(model, guide, optax.adam(0.05), site_lr=0.5)
+    svi = TSVGP(model, guide, optax.adam(0.1))
     start = time.perf_counter()
     result = svi.run(jax.random.key(0), steps, t, y, progress_bar=False, audit=False)
     seconds = time.perf_counter() - start
