@@ -169,7 +169,7 @@ def gradient(
     linear: Array,
     quadratic: Array,
     weight: Array,
-    along: tuple[Array, Array],
+    along: tuple[Array, Array] | None,
 ) -> Gradient:
     """See :func:`numpyro_tsvgp.gaussian.sequential_scan.gradient`."""
 
@@ -182,7 +182,11 @@ def gradient(
         by_sites = at.mean, -0.5 * (at.variance + at.mean**2)
         return derivatives(at.here, at.A, at.before), by_start, by_sites
 
-    value, change = jax.jvp(found, (linear, quadratic), along)
+    if along is None:
+        value = found(linear, quadratic)
+        change = jax.tree.map(jnp.zeros_like, value)
+    else:
+        value, change = jax.jvp(found, (linear, quadratic), along)
     (by_A, by_Q), by_start, by_sites = jax.tree.map(lambda x, dx: weight * x + dx, value, change)
     (A, Q), pull = jax.vjp(_steps, space, t)
     by_space, by_t = pull((_shared(by_A, A), _shared(by_Q, Q)))

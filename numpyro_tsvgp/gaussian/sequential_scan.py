@@ -86,7 +86,7 @@ def gradient(
     linear: Array,
     quadratic: Array,
     weight: Array,
-    along: tuple[Array, Array],
+    along: tuple[Array, Array] | None,
 ) -> Gradient:
     """Derivatives of ``weight * log Z`` and of the derivative of log Z along a change of sites.
 
@@ -97,13 +97,13 @@ def gradient(
       linear: first number of each site, ``(p, n)``.
       quadratic: second number of each site, ``(p, n)``.
       weight: a number.
-      along: changes of both numbers of each site.
+      along: changes of both numbers of each site, or None for those of ``weight * log Z`` alone.
 
     Returns:
       The derivatives.
     """
     rows = _rows(t, linear, quadratic)
-    changes = along[0].T, along[1].T
+    changes = None if along is None else (along[0].T, along[1].T)
 
     # Every quantity goes with its derivative along the change of the sites.
     def forward(carry: Any, inputs: Any) -> tuple[Any, Any]:
@@ -114,12 +114,11 @@ def gradient(
             return take_in(predict(A, Q, state), *sites)
 
         state, d_state = carry
-        (new, seen), (d_new, d_seen) = jax.jvp(
-            one, (state, row.linear, row.quadratic), (d_state, *change)
-        )
+        moved = None if change is None else (d_state, *change)
+        (new, seen), (d_new, d_seen) = _moving(one, (state, row.linear, row.quadratic), moved)
         return (new, d_new), (carry, (seen, d_seen))
 
-    still = Start(*jax.tree.map(jnp.zeros_like, tuple(start)))
+    still = None if along is None else Start(*jax.tree.map(jnp.zeros_like, tuple(start)))
     _, (states, seen) = lax.scan(forward, (start, still), (rows, changes))
 
     def backward(carry: Any, inputs: Any) -> tuple[Any, Any]:
@@ -136,23 +135,37 @@ def gradient(
             by_sites = mean, -0.5 * (variance + mean**2)
             return new, (derivatives(here, A, state), by_sites)
 
-        sites = (row.linear, row.quadratic), change
-        (new, found), (d_new, d_found) = jax.jvp(
-            one, (after[0], seen[0], state[0], *sites[0]), (after[1], seen[1], state[1], *sites[1])
-        )
-        (by_A, by_Q), by_sites = jax.tree.map(lambda x, dx: weight * x + dx, found, d_found)
+        values = after[0], seen[0], state[0], row.linear, row.quadratic
+        moved = None if change is None else (after[1], seen[1], state[1], *change)
+        (new, found), (d_new, d_found) = _moving(one, values, moved)
+        (by_A, by_Q), by_sites = _weighted(weight, found, d_found)
         more, by_before, by_t = pull((_shared(by_A, A)[..., None], _shared(by_Q, A)[..., None]))
         by_space = jax.tree.map(jnp.add, by_space, more)
         return ((new, d_new), by_space), (by_before, by_t, *by_sites)
 
-    begin = (_end(start), _end(start)), jax.tree.map(jnp.zeros_like, space)
+    ends = _end(start), None if along is None else _end(start)
+    begin = ends, jax.tree.map(jnp.zeros_like, space)
     inputs = rows, changes, states, seen
     (first, by_space), rest = lax.scan(backward, begin, inputs, reverse=True)
     by_before, by_t, by_linear, by_quadratic = rest
-    value, change = jax.jvp(_by_start, (tuple(first[0]),), (tuple(first[1]),))
-    by_start = jax.tree.map(lambda x, dx: weight * x + dx, value, change)
+    moved = None if first[1] is None else (tuple(first[1]),)
+    value, (r, P) = _moving(_by_start, (tuple(first[0]),), moved)
+    by_start = Start(*_weighted(weight, tuple(value), None if along is None else (r, P)))
     by_times = by_t[:, 0].at[:-1].add(by_before[1:, 0]).at[0].add(by_before[0, 0])
     return Gradient(by_space, by_start, by_times, by_linear.T, by_quadratic.T)
+
+
+def _moving(function: Any, values: Any, changes: Any) -> tuple[Any, Any]:
+    """A function that gives a pair, and its derivative along changes, if there are any."""
+    return (
+        (function(*values), (None, None)) if changes is None else jax.jvp(function, values, changes)
+    )
+
+
+def _weighted(weight: Array, values: Any, changes: Any) -> Any:
+    if changes is None:
+        return jax.tree.map(lambda x: weight * x, values)
+    return jax.tree.map(lambda x, dx: weight * x + dx, values, changes)
 
 
 def _by_start(adjoint: tuple[Array, Array]) -> Start:

@@ -201,11 +201,11 @@ class RotationSpace(_Form):
         angle = _column(self.frequency) * (t1 - t0)
         angles = jnp.asarray(j, angle.dtype).reshape(-1, *[1] * angle.ndim) * angle
         # A rotation of each pair: sines with their signs next to the diagonal.
-        signs = np.zeros((len(j), len(j)))
+        beside = np.zeros((len(j), len(j)))
         for i in np.flatnonzero(second):
-            signs[i - 1, i], signs[i, i - 1] = 1.0, -1.0
-        beside = jnp.asarray(signs, angle.dtype).reshape(*signs.shape, *[1] * angle.ndim)
-        A = _diagonal(jnp.cos(angles)) + beside * jnp.sin(angles)[:, None]
+            beside[i - 1, i], beside[i, i - 1] = 1.0, -1.0
+        signs = jnp.asarray(beside, angle.dtype).reshape(*beside.shape, *[1] * angle.ndim)
+        A = _diagonal(jnp.cos(angles)) + signs * jnp.sin(angles)[:, None]
         return A, jnp.zeros_like(A)
 
 
