@@ -3,7 +3,8 @@
     python examples/time_series.py
 
 Hourly counts of 200 days, simulated: a slow trend, a day, a week, and what wanders within days.
-Two weeks are forecast. 100 inducing inputs hold the first three, but not the last. Writes ``time_series.png``.
+Two weeks are forecast. 100 inducing inputs hold the first three, but not the last. Writes
+``time_series.png``.
 """
 
 # %% Imports

@@ -57,18 +57,20 @@ def scored(posterior):
     ("program", "once"),
     [
         (sequential_scan, True),
-        (sequential_scan, False),
+        pytest.param(sequential_scan, False, marks=pytest.mark.slow),
         pytest.param(associative_scan, True, marks=pytest.mark.slow),
         pytest.param(associative_scan, False, marks=pytest.mark.slow),
     ],
 )
-def test_posterior_and_derivatives_of_any_function_of_it(program, once):
+def test_posterior_and_derivatives_of_any_function_of_it(program, once, request):
     """Marginals, log Z, and a gradient that is not that of log Z, in everything."""
 
     def ours(*args):
         return by_chain(program, once, *args)
 
-    for t, wrt in ((TIMES, (0, 2, 3)), (APART, 1)):  # at equal times f has no slope in them
+    # At equal times f has no slope in them.
+    cases = [(TIMES, (0, 2, 3)), (APART, 1)]
+    for t, wrt in cases if request.node.get_closest_marker("slow") else cases[:1]:
         args = HYPER, t, LINEAR, QUADRATIC
         gradient, values = jax.jit(jax.grad(scored(ours), wrt, has_aux=True))(*args)
         dense_gradient, dense = jax.grad(scored(by_dense), wrt, has_aux=True)(*args)

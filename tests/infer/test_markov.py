@@ -116,7 +116,7 @@ def test_it_is_dense_tvgp(model, n):
         gradients.append(slope(driver, result.state, free))
     for key, value in gradients[1].items():
         np.testing.assert_allclose(gradients[0][key], value, rtol=1e-8, atol=1e-8, err_msg=key)
-    if model is counts:
+    if model is counts and n == 200:
         mine, theirs = (influence(result.fit) for result in (ours, dense))
         for name in theirs:
             np.testing.assert_allclose(mine[name], theirs[name], atol=1e-8)
@@ -134,6 +134,7 @@ def latent(fit, t):
     return fit.guide.latents(fit.read(fit.inputs((t,), {}), fit.hyper), fit.params)["f"]
 
 
+@pytest.mark.slow
 def test_joint_draws(small):
     """Their covariance is the posterior's, which the dense fit has."""
     t, y, result = small
@@ -163,6 +164,7 @@ def test_ready_is_the_posterior(small):
         np.testing.assert_allclose(found, exact, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_points_come_and_go(small):
     """Times that are inserted as new data, and taken out again."""
     t, _, result = small
@@ -283,6 +285,7 @@ def test_inducing_inputs_and_markov_sites_exclude_each_other():
         AutoDualGaussian(gaussian, jnp.zeros(3), markov=True)
 
 
+@pytest.mark.slow
 def test_online_is_for_markov_sites():
     t = jnp.arange(4.0)
     svi = TSVGP(gaussian, AutoDualGaussian(gaussian), None)
