@@ -233,7 +233,7 @@ def scores(fit, likelihood, X, y, classes):
     return float(nlpd), float(((y >= low) & (y <= high)).mean())
 
 
-def fits(name, quick):
+def fits(name, methods, quick):
     load, likelihood, functions, classes = PAIRS[name]
     likelihood = likelihood or Tobit
     X, y = load()
@@ -242,7 +242,7 @@ def fits(name, quick):
     model = model_of(likelihood, functions)
     m = len(train) // 3
     first = None
-    for rule, objective in METHODS[:2] if quick else METHODS:
+    for rule, objective in methods[:2] if quick else methods:
         sparse = isinstance(objective, TighterBound)  # it is about inducing inputs alone
         row = {"pair": name, "n": len(train), "rule": repr(rule), "objective": repr(objective)}
         guide = AutoDualGaussian(model, X[train][:: len(train) // m] if sparse else None)
@@ -300,6 +300,44 @@ def bias(fit, objective, X, y, size):
     return {f"shift_{k}": shift[i] for i, k in enumerate(centre)}
 
 
+def picture(source, target):
+    """Predictive densities against the default, and the bias of hyperparameters by objective."""
+    import matplotlib.pyplot as plt
+
+    with open(source, newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["nlpd"]]
+    pairs = list(dict.fromkeys(row["pair"] for row in rows))
+    default = {
+        row["pair"]: float(row["nlpd"])
+        for row in rows
+        if (row["rule"], row["objective"]) == ("NaturalGradient()", "Bound()")
+    }
+    figure, axes = plt.subplots(1, 2, figsize=(11, 0.4 * len(pairs) + 1.6), sharey=True)
+    methods = list(dict.fromkeys((row["rule"], row["objective"]) for row in rows))
+    for i, (rule, objective) in enumerate(methods):
+        own = [row for row in rows if (row["rule"], row["objective"]) == (rule, objective)]
+        own = [row for row in own if row["pair"] in default]
+        at = [pairs.index(row["pair"]) + 0.08 * (i - len(methods) / 2) for row in own]
+        label = f"{rule.split('(')[0]}, {objective.split('(')[0]}"
+        change = [float(row["nlpd"]) - default[row["pair"]] for row in own]
+        axes[0].plot(change, at, "o", color=f"C{i}", ms=5, label=label)
+        biased = [(row, y) for row, y in zip(own, at, strict=True) if row["shift_variance"]]
+        for name, marker in (("shift_lengthscale", "<"), ("shift_variance", "s")):
+            shifts = [float(row[name]) for row, _ in biased]
+            axes[1].plot(shifts, [y for _, y in biased], marker, color=f"C{i}", ms=5)
+    axes[0].set_yticks(range(len(pairs)), pairs)
+    axes[0].invert_yaxis()
+    axes[0].set_xlabel("test NLPD, less that of the default (left is better)")
+    axes[1].set_xlabel("bias of log lengthscale (triangle) and log variance (square), in sd")
+    for ax in axes:
+        ax.axvline(0.0, color="0.6", lw=1)
+        ax.grid(axis="y", color="0.92")
+    axes[0].legend(fontsize=8, loc="best")
+    figure.tight_layout()
+    figure.savefig(target, dpi=110)
+    print(f"wrote {target}")
+
+
 COLUMNS = ["pair", "n", "rule", "objective", "nlpd", "coverage", "seconds", "log_lengthscale"]
 COLUMNS += ["log_variance", "shift_lengthscale", "shift_variance", "note"]
 
@@ -308,8 +346,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one small fit, for tests")
     parser.add_argument("--only", nargs="*", help="pairs whose names contain one of these")
+    parser.add_argument(
+        "--methods", nargs="*", type=int, default=range(len(METHODS)), help="numbers of METHODS"
+    )
     parser.add_argument("--output", default="options.csv", help="the CSV, which is appended to")
+    parser.add_argument("--picture", help="draw the CSV into this file, and compute nothing")
     args = parser.parse_args()
+    if args.picture:
+        picture(args.output, args.picture)
+        return
     names = [n for n in PAIRS if not args.only or any(part in n for part in args.only)]
     is_new = not Path(args.output).exists()
     with open(args.output, "a", newline="") as file:
@@ -317,7 +362,7 @@ def main():
         if is_new:
             writer.writeheader()
         for name in names[:1] if args.quick else names:
-            for row in fits(name, args.quick):
+            for row in fits(name, [METHODS[i] for i in args.methods], args.quick):
                 writer.writerow(row)
                 file.flush()
                 print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()})

@@ -43,7 +43,7 @@ def diagnose(driver: Driver, state: TSVGPState, call: Call) -> str:
                 "them. Try the default site rule, a smaller learning rate, or more e_steps."
             )
     _, key = jax.random.split(state.rng_key)
-    stepped, _, _ = jax.jit(driver.e_step)(state, key, call)
+    stepped, *_ = jax.jit(driver.e_step)(state, key, call)
     if not all_finite(stepped.approximation):
         return (
             "The expected log-likelihood has no finite gradient at the current posterior: "

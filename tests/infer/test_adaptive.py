@@ -131,7 +131,7 @@ def test_two_gps_from_any_rate(mcycle, rule):
     )
     for start in (0.1, 1.0) if rule is None else (0.5,):
         svi = TSVGP(heteroscedastic, guide, optax.adam(0.05), site_lr=Adaptive(start), rule=rule)
-        assert loop(svi, 220, X, y)[1][-1] == pytest.approx(76.383, abs=0.02)
+        assert loop(svi, 220, X, y)[1][-1] == pytest.approx(76.383, abs=0.05)
 
 
 @pytest.mark.slow

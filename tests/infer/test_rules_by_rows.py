@@ -105,7 +105,7 @@ def dense_ep(log_prob, power, sweeps=60):
 )
 def test_ep_is_that_of_a_dense_reference(name, power):
     def log_prob(f, i):
-        return LIKELIHOODS[name](f).log_prob(DATA[name][i])
+        return LIKELIHOODS[name](f).log_prob(jnp.asarray(DATA[name])[i])
 
     fit = fitted(name, ExpectationPropagation(power))
     mean, S = dense_ep(jax.jit(log_prob), power, sweeps=25)
