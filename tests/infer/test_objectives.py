@@ -21,6 +21,7 @@ from numpyro_tsvgp import (
     AutoMomentGaussian,
     Bound,
     EPLike,
+    ExpectationPropagation,
     TighterBound,
     collapse,
     kernels,
@@ -381,6 +382,41 @@ def test_moments_have_them_too():
             float(svi.evaluate(svi.run(KEY, 1, X, BINARY, progress_bar=False).state, X, BINARY))
         )
     assert found[0] == pytest.approx(found[1], rel=1e-8)
+
+
+def test_markov_sites_have_them_too():
+    """Expectation propagation, its objective and its gradient are those of a dense posterior."""
+    times = np.sort(RNG.uniform(0.0, 4.0, 15))
+    y = (np.sin(3 * times) > 0) * 1.0
+
+    def model(X, y=None):
+        variance = numpyro.param("variance", 2.0, constraint=dist.constraints.positive)
+        f = numpyro.sample("f", GP(variance * kernels.Matern32(0.6), X, mean=0.2))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+
+    found = []
+    for options in ({"markov": True}, {}):
+        svi = TSVGP(
+            model,
+            AutoDualGaussian(model, **options),
+            optax.sgd(0.0),
+            rule=ExpectationPropagation(),
+            objective=EPLike(),
+            site_lr=0.5,
+            e_steps=40,
+        )
+        state, _ = jax.jit(svi.update)(svi.init(KEY, times, y), times, y)
+        call = Call((times, y), {}).on_device()
+
+        @jax.jit
+        @jax.value_and_grad
+        def loss(free, svi=svi, state=state, call=call):
+            return svi.loss(state, free, KEY, call)
+
+        value, slope = loss(svi.free(state.optim_state))
+        found.append((float(value), float(slope["variance"])))
+    np.testing.assert_allclose(*found, rtol=1e-5)  # but for the jitter of the dense one
 
 
 def test_sites_that_are_not_in_the_posterior_are_shortened():
