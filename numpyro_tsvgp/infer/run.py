@@ -67,7 +67,8 @@ def run(
     largest = max(driver.guide.unpack(name, params).largest_factor for name in state.structure.gps)
     started = time.monotonic()
     points, subsampling = count_points(driver, call)
-    rate = float(driver.rate(state.step + num_steps - 1, subsampling)) if driver.e_steps else None
+    has_rate = driver.e_steps and (driver.adaptive is None or subsampling > 1)  # to give advice on
+    rate = float(driver.rate(state.step + num_steps - 1, subsampling)) if has_rate else None
     hyper = state.structure.hyper
     is_point = driver.guide.hyper_guide(hyper, call).is_point
     drawn = 0 if is_point else sum(math.prod(shape) for shape, _ in hyper.signature)
