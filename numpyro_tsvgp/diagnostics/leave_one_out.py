@@ -3,7 +3,8 @@ r"""Leave-one-out cross-validation and influence, from the sites and without ref
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,7 +20,8 @@ from numpyro_tsvgp.gaussian.linalg import blas_threads
 from numpyro_tsvgp.infer.collapse import Collapsed, collapsed_of
 from numpyro_tsvgp.infer.fit import Fit, check_fit
 from numpyro_tsvgp.infer.hyper import Params
-from numpyro_tsvgp.model.layout import observed_rows
+from numpyro_tsvgp.infer.passes import fits_of_batches
+from numpyro_tsvgp.model.layout import Layout, LayoutFrame, observed_rows
 
 __all__ = ["influence", "loo"]
 
@@ -35,6 +37,8 @@ def loo(
     num_hyper: int = 100,
     refine: int = 0,
     threshold: float = 0.7,
+    batches: Any = None,
+    out: np.ndarray | None = None,
 ) -> Any:
     r"""Leave-one-out predictive densities from the site cavities: no refit and no sampling.
 
@@ -64,6 +68,10 @@ def loo(
         as much as these E-steps, so this is for small data.
       threshold: leverages :math:`\beta_i s_i` above this are reported. Near one, what is left
         without the point is mostly extrapolation.
+      batches: an iterable of the arguments of batches, for data that do not fit in memory; the fit
+        then needs no data. Hyperparameters must be points.
+      out: with ``batches``, an array of shape ``(3, N)`` such as a memory map, which is filled
+        with the log densities without each row, those with it, and the leverages.
 
     Returns:
       An ArviZ ELPD object as of ``az.loo(..., pointwise=True)``, for ``az.compare``. In addition
@@ -95,6 +103,12 @@ def loo(
       cross-validation approximations for Gaussian latent variable models*, JMLR 2016.
     """
     check_fit("loo(result.fit)", fit)
+    if batches is not None:
+        if mcmc is not None or refine:
+            raise ValueError(
+                "loo over batches takes neither mcmc nor refine, which need all data at once."
+            )
+        return _summary(*_over_batches(fit, batches, out), threshold, is_drawn=False)
     fit = fit.of_all_data()
     collapsed = None if mcmc is None else collapsed_of(mcmc)
     draws = _hyper_draws(fit, collapsed, mcmc, num_hyper)
@@ -102,13 +116,7 @@ def loo(
     layout = Frame.of(fit, fit.hyper).layout
 
     def at(fit: Fit, hyper: Params) -> tuple[Array, Array, Array]:
-        frame = Frame(fit, layout, hyper)
-        data = cavities.at_points(frame)
-        without = {name: d.without for name, d in data.items()}
-        if refine:
-            without = cavities.refine(frame, data, refine)
-        leverage = jnp.concatenate([d.leverage for d in data.values()]).max(0)
-        return *cavities.log_densities(frame, data, without), leverage
+        return densities_at(fit, hyper, layout, refine)
 
     @jax.jit
     def at_each(fit: Fit, draws: Params) -> tuple[Array, Array, Array]:
@@ -124,16 +132,43 @@ def loo(
         without, density, leverage = at_each(fit, draws)
         leverage = leverage.mean(0)
     rows = np.flatnonzero(observed_rows(layout, fit.read()))
-    coords = {layout.dim: rows}
+    found = [np.asarray(values)[..., rows] for values in (without, density, leverage)]
+    return _summary(*found, rows, layout.dim, threshold, is_drawn=draws is not None)
 
-    def named(values: Array, *dims: str) -> xr.DataArray:
-        return xr.DataArray(np.asarray(values)[..., rows], dims=(*dims, layout.dim), coords=coords)
+
+def densities_at(
+    fit: Fit, hyper: Params, layout: Layout, refine: int
+) -> tuple[Array, Array, Array]:
+    """Log densities without each row, those under the posterior itself, and leverages: ``(n,)``."""
+    frame = Frame(fit, layout, hyper)
+    data = cavities.at_points(frame)
+    without = {name: d.without for name, d in data.items()}
+    if refine:
+        without = cavities.refine(frame, data, refine)
+    leverage = jnp.concatenate([d.leverage for d in data.values()]).max(0)
+    return *cavities.log_densities(frame, data, without), leverage
+
+
+def _summary(
+    without: np.ndarray,
+    density: np.ndarray,
+    leverage: np.ndarray,
+    rows: np.ndarray,
+    dim: str,
+    threshold: float,
+    *,
+    is_drawn: bool,
+) -> Any:
+    """An ELPD object of the log densities of some rows, with or without a first axis of draws."""
+
+    def named(values: np.ndarray, *dims: str) -> xr.DataArray:
+        return xr.DataArray(values, dims=(*dims, dim), coords={dim: rows})
 
     flagged = named(leverage) > threshold
     extra = {"leverage": named(leverage), "flagged": flagged}
     warning = bool(flagged.any())
     if warning:
-        worst = rows[np.argsort(-np.asarray(leverage)[rows])][: min(int(flagged.sum()), 5)]
+        worst = rows[np.argsort(-leverage)][: min(int(flagged.sum()), 5)]
         warnings.warn(
             f"{int(flagged.sum())} of {len(rows)} points carry more than {threshold:.0%} of the "
             f"posterior precision at their own inputs (rows {', '.join(map(str, worst))}"
@@ -141,7 +176,7 @@ def loo(
             "extrapolations. Unless the likelihood is Gaussian, check them with refine=3.",
             stacklevel=stack_level(),
         )
-    if draws is not None:
+    if is_drawn:
         log_predictive = named(without[None], "chain", "draw")
         within = named(density[None], "chain", "draw")
         return compat.psis_loo(log_predictive, within, warning=warning, extra=extra)
@@ -154,6 +189,43 @@ def loo(
         threshold=threshold,
         extra=extra,
     )
+
+
+@partial(jax.jit, static_argnums=2)
+def _of_batch(fit: Fit, term_group: Any, frame: LayoutFrame) -> tuple[Array, Array, Array]:
+    return densities_at(fit, fit.hyper, frame.with_rows(term_group), 0)
+
+
+def _over_batches(
+    fit: Fit, batches: Any, out: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, str]:
+    """Log densities, leverages and numbers of the rows of all batches, and the name of the axis."""
+    parts, rows, start, dim = [], [], 0, ""
+    for one in fits_of_batches(fit, batches):
+        if not one.hyper_guide.is_point:
+            raise ValueError(
+                "loo over batches needs hyperparameters that are points, and the hyper_guide of "
+                "this fit makes them distributions. Use loo on a part of the data, fit.with_data."
+            )
+        layout = Frame.of(one, one.hyper).layout
+        found = _of_batch(one, layout.term_group, layout.frame)
+        observed = observed_rows(layout, one.read())
+        here = start + np.flatnonzero(observed)
+        part = np.stack([np.asarray(values) for values in found])
+        if out is None:
+            parts.append(part[:, observed])
+        else:
+            out[:, start : start + layout.rows] = part
+        rows.append(here)
+        start, dim = start + layout.rows, layout.dim
+    if not rows:
+        raise ValueError("batches is empty: there is nothing to leave out.")
+    everything = np.concatenate(rows)
+    if out is None:
+        values = np.concatenate(parts, -1)
+    else:
+        values = out[:, :start] if len(everything) == start else out[:, everything]
+    return values[0], values[1], values[2], everything, dim
 
 
 def _hyper_draws(
@@ -183,7 +255,7 @@ def _check_number(draws: int) -> None:
 
 
 @blas_threads()
-def influence(fit: Fit, *, delta: bool = False) -> xr.Dataset:
+def influence(fit: Fit, *, delta: bool = False, batches: Any = None) -> Any:
     r"""How much each data point moves the posterior, and the dual parameters themselves.
 
     Leaving out point i moves the mean of the inducing values by
@@ -201,12 +273,15 @@ def influence(fit: Fit, *, delta: bool = False) -> xr.Dataset:
       fit: the fit, with its training data, all of it. Variational hyperparameters are held at
         their median.
       delta: whether to return the vectors :math:`\delta_i` too, n times m numbers.
+      batches: an iterable of the arguments of batches, for data that do not fit in memory; the fit
+        then needs no data.
 
     Returns:
       A data set along the rows of the data with ``influence``, the divergence in nats. For each
       GP site f there are ``f_alpha`` and ``f_beta``, the dual parameters of each point,
       ``f_leverage`` (:math:`\beta_i s_i`), ``f_shift``, what the point adds to the posterior mean
       at its own input, and with ``delta`` also ``f_delta``. Rows that are masked out have zeros.
+      With ``batches``, an iterator of such data sets, one for each batch.
 
     Examples:
       >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -224,17 +299,34 @@ def influence(fit: Fit, *, delta: bool = False) -> xr.Dataset:
       7
     """
     check_fit("influence(result.fit)", fit)
-    fit = fit.of_all_data()
+    if batches is not None:
+        return _influence_over(fit, batches, delta)
+    return _influence_of(fit.of_all_data(), delta, 0)
+
+
+def _influence_over(fit: Fit, batches: Any, delta: bool) -> Iterator[xr.Dataset]:
+    start = 0
+    for one in fits_of_batches(fit, batches):
+        with blas_threads():
+            found = _influence_of(one, delta, start)
+        yield found
+        start += found.influence.size
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _points(
+    fit: Fit, delta: bool, layout: None
+) -> tuple[dict[str, AtPoints], Array, dict[str, Array]]:
+    frame = Frame(fit, layout, fit.hyper)  # type: ignore[arg-type]  # sites need no layout
+    at = cavities.at_points(frame)
+    total = jnp.concatenate([_divergence(d) for d in at.values()]).sum(0)
+    return at, total, _deltas(frame, at) if delta else {}
+
+
+def _influence_of(fit: Fit, delta: bool, start: int) -> xr.Dataset:
+    """The influence of the rows of one call, the first of which has the number ``start``."""
     layout = Frame.of(fit, fit.hyper).layout
-
-    @jax.jit
-    def compute(fit: Fit) -> tuple[dict[str, AtPoints], Array, dict[str, Array]]:
-        frame = Frame(fit, layout, fit.hyper)
-        at = cavities.at_points(frame)
-        total = jnp.concatenate([_divergence(d) for d in at.values()]).sum(0)
-        return at, total, _deltas(frame, at) if delta else {}
-
-    at, total, moved = compute(fit)
+    at, total, moved = _points(fit, delta, None)
     reading = fit.read()
     data: dict[str, Any] = {"influence": (layout.dim, np.asarray(total))}
     for name, d in at.items():
@@ -247,7 +339,7 @@ def influence(fit: Fit, *, delta: bool = False) -> xr.Dataset:
             value = moved[name].reshape(*reading.gps[name].batch_shape, *moved[name].shape[1:])
             dims = (*dims, layout.dim, f"{name}_inducing")
             data[f"{name}_delta"] = (dims, np.asarray(value))
-    return xr.Dataset(data, coords={layout.dim: np.arange(layout.rows)})
+    return xr.Dataset(data, coords={layout.dim: start + np.arange(layout.rows)})
 
 
 def gp_batch_dims(site: Mapping[str, Any]) -> tuple[str, ...]:

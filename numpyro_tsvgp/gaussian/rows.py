@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-__all__ = ["map_rows"]
+__all__ = ["map_rows", "number_of_blocks"]
 
 # Numbers held at once.
 _ELEMENTS = 2**22
@@ -39,15 +39,42 @@ def map_rows(function: Callable[..., Any], X: Array, *others: Array, numbers_per
     size = max(_ELEMENTS // max(numbers_per_row, 1), _FEWEST_ROWS)
     if n <= size:
         return function(X, *others)
-    pad = -n % size
-    blocks = jnp.concatenate([X, jnp.broadcast_to(X[:1], (pad, *X.shape[1:]))])
-    blocks = blocks.reshape(-1, size, *X.shape[1:])
+    count = number_of_blocks(n, -(-n // size))
+    pad = -n % count
+    if pad:
+        X = jnp.concatenate([X, jnp.broadcast_to(X[:1], (pad, *X.shape[1:]))])
+    # Row i is in block i modulo their number: of rows that are spread over devices each device has
+    # its part of every block.
+    blocks = X.reshape(-1, count, *X.shape[1:]).swapaxes(0, 1)
 
     def split(values: Array) -> Array:
-        values = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, pad)])
-        return jnp.moveaxis(values.reshape(*values.shape[:-1], -1, size), -2, 0)
+        if pad:
+            values = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, pad)])
+        return jnp.moveaxis(values.reshape(*values.shape[:-1], -1, count), -1, 0)
 
     parts = lax.map(lambda block: function(*block), (blocks, *map(split, others)))
     return jax.tree.map(
-        lambda x: jnp.moveaxis(x, 0, -2).reshape(*x.shape[1:-1], n + pad)[..., :n], parts
+        lambda x: jnp.moveaxis(x, 0, -1).reshape(*x.shape[1:-1], n + pad)[..., :n], parts
     )
+
+
+def number_of_blocks(rows: int, least: int) -> int:
+    """How many blocks to make of some rows.
+
+    Args:
+      rows: the number of rows.
+      least: how many blocks there must be at least.
+
+    Returns:
+      A number that leaves no rows over, and whose blocks can be spread over all devices, if there
+      is one that is not much larger than ``least``; else ``least``.
+
+    Examples:
+      >>> from numpyro_tsvgp.gaussian.rows import number_of_blocks
+      >>> number_of_blocks(1000, 3)
+      4
+    """
+    devices = jax.device_count()
+    some = [count for count in range(least, min(4 * least, rows) + 1) if rows % count == 0]
+    spread = [count for count in some if rows // count % devices == 0]
+    return (spread or some or [least])[0]

@@ -23,6 +23,7 @@ from numpyro_tsvgp.infer.rules import SiteRule
 from numpyro_tsvgp.infer.state import TSVGPState
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.checks import inspect
+from numpyro_tsvgp.model.glance import glance
 from numpyro_tsvgp.model.information import information
 from numpyro_tsvgp.model.layout import find_layout
 from numpyro_tsvgp.model.read import Model, Reading, one_at_a_time, read
@@ -39,9 +40,15 @@ __all__ = [
     "check_site_lr",
     "check_start",
     "check_state",
+    "seen_rows",
 ]
 
 _prior = jax.jit(prior_at)
+
+
+def seen_rows(driver: Driver, call: Call) -> Call:
+    """The arguments that the checks before a fit look at: all rows, or some where they are many."""
+    return glance(driver.model, call, lambda name: not driver.guide.kind(name).keeps_sums)
 
 
 def check_start(
@@ -192,6 +199,7 @@ def check_state(driver: Driver, state: TSVGPState, call: Call | None = None) -> 
         )
     if call is None:
         return
+    call = seen_rows(driver, call)
     structure, reading = inspect(driver.model, call)
     if structure.gps != state.structure.gps or structure.hyper != state.structure.hyper:
         raise ValueError(

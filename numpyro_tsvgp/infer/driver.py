@@ -18,7 +18,10 @@ from numpyro_tsvgp.gaussian.quadrature import GaussHermite, Quadrature
 from numpyro_tsvgp.gaussian.whitened import PointSites
 from numpyro_tsvgp.infer.adaptive import Adaptive, Careful, careful_e_steps
 from numpyro_tsvgp.infer.arguments import check_forward_mode, check_loss, check_static_kwargs
-from numpyro_tsvgp.infer.checks import check_site_lr, check_state
+from numpyro_tsvgp.infer.arrivals import Arrivals
+from numpyro_tsvgp.infer.batches import Batches, Same
+from numpyro_tsvgp.infer.checks import check_site_lr, check_state, seen_rows
+from numpyro_tsvgp.infer.chunks import BUDGET, chunked_e_step, plan_of
 from numpyro_tsvgp.infer.density import (
     Scene,
     Updated,
@@ -33,8 +36,11 @@ from numpyro_tsvgp.infer.guide import GPGuide
 from numpyro_tsvgp.infer.loop import all_finite
 from numpyro_tsvgp.infer.objective import Bound, Objective
 from numpyro_tsvgp.infer.optim import Optax, as_optimizer, evaluates_once
+from numpyro_tsvgp.infer.passes import Passes
+from numpyro_tsvgp.infer.protected import Protected
 from numpyro_tsvgp.infer.rules import NaturalGradient, SiteRule
-from numpyro_tsvgp.infer.run import RunOptions, run
+from numpyro_tsvgp.infer.run import RunOptions, check_num_steps, run
+from numpyro_tsvgp.infer.sharding import check_axes, placed
 from numpyro_tsvgp.infer.start import initial_state
 from numpyro_tsvgp.infer.state import TSVGPRunResult, TSVGPState
 from numpyro_tsvgp.model.arguments import Call
@@ -133,6 +139,9 @@ class Driver:
         self.compiled_update = jax.jit(self._update)
         self.compiled_stable_update = jax.jit(self._stable_update)
         self.compiled_usable = jax.jit(self.usable)
+        self.passes = Passes(self)
+        # Bytes that an update may hold for its rows; with more rows they go in blocks.
+        self.memory_budget = BUDGET
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         return Call(args, {**self.static_kwargs, **kwargs})
@@ -163,7 +172,10 @@ class Driver:
         Returns:
           The state before the first update.
         """
-        return initial_state(self, rng_key, self._call(args, kwargs).on_device(), init_params or {})
+        call = self._call(args, kwargs)
+        if call.is_mapped:  # of files that may not fit in memory
+            call = seen_rows(self, call)
+        return initial_state(self, rng_key, call.on_device(), init_params or {})
 
     def free(self, optim_state: Any) -> dict[str, Any]:
         """The unconstrained parameters in an optimizer's state."""
@@ -237,6 +249,10 @@ class Driver:
         )
         return scene, log_prior(scene.reading, structure.above) - log_q
 
+    def scene(self, state: TSVGPState, key: Array, call: Call) -> tuple[Scene, Array]:
+        """The model at the parameters of a state, and the log prior of its hyperparameters."""
+        return self._scene(state, self.free(state.optim_state), _Keys.of(key), call)
+
     def reading(self, state: TSVGPState, call: Call) -> Reading:
         """The model as the next update of a state reads it, on the same batch."""
         keys = _Keys.of(jax.random.split(state.rng_key)[1])
@@ -264,6 +280,9 @@ class Driver:
         """
         if not self.e_steps:
             return state, jnp.zeros((), int), None, None
+        plan = plan_of(self, state, call)
+        if plan is not None:
+            return chunked_e_step(self, state, key, plan, rate)
         scene, prior = self._scene(state, self.free(state.optim_state), _Keys.of(key), call)
         if rate is None and self._is_careful(scene):
             assert self.adaptive is not None
@@ -322,6 +341,22 @@ class Driver:
         sites: Mapping[str, PointSites] | None = None,
     ) -> Array:
         """Minus the objective, minus the log prior of the hyperparameters plus their entropy."""
+        plan = plan_of(self, state, call)
+        if plan is not None:
+            return plan.mean_of_scalar(
+                lambda free, part: self._loss_at(state, free, key, part), free
+            )
+        return self._loss_at(state, free, key, call, wanted, sites)
+
+    def _loss_at(
+        self,
+        state: TSVGPState,
+        free: dict[str, Any],
+        key: Array,
+        call: Call,
+        wanted: Any = None,
+        sites: Mapping[str, PointSites] | None = None,
+    ) -> Array:
         scene, prior = self._scene(state, free, _Keys.of(key), call)
         if sites is None and self.objective.needs_rows:
             sites = sites_of_points(scene.still(), self.rule)
@@ -361,11 +396,13 @@ class Driver:
 
     def _update(self, state: TSVGPState, call: Call) -> tuple[TSVGPState, Array]:
         check_state(self, state)
+        check_axes(call)
         rng_key, key = jax.random.split(state.rng_key)
         optim, optim_state = self.optim, state.optim_state
         one_step = self.m_steps == 1 and bool(jax.tree.leaves(self.free(optim_state)))
         one_step = one_step and not self.objective.needs_parts
         one_step = one_step and (self.adaptive is None or self.objective.is_bound)
+        one_step = one_step and plan_of(self, state, call) is None
         if optim is not None and one_step and evaluates_once(optim, optim_state):
             # One evaluation does both steps: they share all that depends on hyperparameters.
             def both(free: dict[str, Any]) -> tuple[Array, Any]:
@@ -495,18 +532,24 @@ class Driver:
         )
         return kept, jnp.where(ok, loss, jnp.nan)
 
-    def evaluate(self, svi_state: TSVGPState, *args: Any, **kwargs: Any) -> Array:
+    def evaluate(
+        self, svi_state: TSVGPState, *args: Any, batches: Any = None, **kwargs: Any
+    ) -> Array:
         """The loss of a state, minus the bound minus the log prior, without a step.
 
         Args:
           svi_state: a state.
           *args: arguments of the model.
+          batches: an iterable of the arguments of batches that have each data point once, in place
+            of ``*args``: the exact loss of all of them, in the memory of one.
           **kwargs: keyword arguments of the model.
 
         Returns:
           The loss, a scalar.
         """
         check_state(self, svi_state)
+        if batches is not None:
+            return self.passes.evaluate(svi_state, batches, kwargs)
         _, key = jax.random.split(svi_state.rng_key)
         return self.loss(svi_state, self.free(svi_state.optim_state), key, self._call(args, kwargs))
 
@@ -523,6 +566,8 @@ class Driver:
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
         audit: bool | None = None,
+        batches: Any = None,
+        sharding: Any = None,
         **kwargs: Any,
     ) -> TSVGPRunResult:
         """Runs ``num_steps`` updates with a progress bar.
@@ -548,6 +593,13 @@ class Driver:
             :meth:`Fit.audit`), with a warning for each concern. By default a run is audited if it
             took a minute or more, of which the audit is a small part, or if what its likelihood
             reads could be probed but not proven.
+          batches: an iterable of the arguments of each update, in place of ``*args``: tuples, or
+            dicts of keyword arguments. Batches are loaded ahead by a thread and checked as they
+            arrive. A list, or another iterable that is not its own iterator, is started again at
+            its end. The size of all data is that of the model's plate. With a checkpoint the place
+            of the loader is saved too, if its iterator has ``get_state`` and ``set_state``.
+          sharding: a ``jax.sharding.NamedSharding`` that spreads the rows of each batch over
+            devices; where there are several processes, each gives its own rows.
           **kwargs: keyword arguments of the model.
 
         Returns:
@@ -568,7 +620,47 @@ class Driver:
             checkpoint_every,
             audit,
         )
-        return run(self, rng_key, num_steps, self._call(args, kwargs).on_device(), options)
+        check_num_steps(num_steps)
+        if batches is None:
+            call = placed(self._call(args, kwargs).on_device(), sharding)
+            return run(self, rng_key, num_steps, Same(call), options)
+        if args:
+            raise ValueError(
+                "With batches= the arguments of the model come from the batches. Leave out "
+                f"{Call(args, {}).describe()}, or give what is the same for all batches by name."
+            )
+        arrivals = Arrivals(self.model, sharding)
+        shared = {**self.static_kwargs, **kwargs}
+        with Batches(
+            batches, shared, num_steps, prepare=arrivals.prepare, accept=arrivals.accept
+        ) as feed:
+            return run(self, rng_key, num_steps, feed, options)
+
+    def full_e_step(
+        self, svi_state: TSVGPState, batches: Any, *, rate: Any = 1.0, **kwargs: Any
+    ) -> tuple[TSVGPState, Array]:
+        """One exact E-step on all data at fixed hyperparameters, in the memory of one batch.
+
+        Args:
+          svi_state: a state.
+          batches: an iterable of the arguments of batches that have each data point once.
+          rate: step size in (0, 1].
+          **kwargs: further keyword arguments of the model.
+
+        Returns:
+          The state with new sites, and the exact loss of the one before.
+        """
+        check_state(self, svi_state)
+        return self.passes.e_step(svi_state, batches, rate, kwargs)
+
+    def protected(self) -> Protected:
+        """The care that :meth:`run` takes, for a loop of your own.
+
+        Returns:
+          A context whose ``update`` is that of this driver, compiled: inside, BLAS has one thread,
+          first updates that overshoot are replaced, and the values of batches are checked.
+        """
+        return Protected(self)
 
 
 def _reported(scene: Scene, new: Updated, prior: Array) -> Array | None:

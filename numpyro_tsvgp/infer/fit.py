@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax import Array
 
-from numpyro_tsvgp.gaussian.quadrature import Marginals, Nodes, Quadrature
+from numpyro_tsvgp.gaussian.quadrature import Nodes, Quadrature
 from numpyro_tsvgp.infer import prediction
 from numpyro_tsvgp.infer.density import nodes_of, refreshed
 from numpyro_tsvgp.infer.guide import GPGuide
@@ -85,18 +85,30 @@ class Fit:
 
     # ---- predictions -------------------------------------------------------------------------
 
-    def marginals(self, *args: Any, num_hyper: int = 16, **kwargs: Any) -> dict[str, Marginals]:
+    def marginals(
+        self, *args: Any, num_hyper: int = 16, batches: Any = None, out: Any = None, **kwargs: Any
+    ) -> Any:
         """Posterior mean and variance of each GP site.
 
         Args:
           *args: arguments of the model with the inputs to predict at; those of the training data
             if there are none.
           num_hyper: how many draws of variational hyperparameters the moments average over.
+          batches: an iterable of the arguments of batches, in place of ``*args``, for inputs that
+            do not fit in memory.
+          out: with ``batches``, for each GP site a pair of arrays, such as memory maps, that are
+            filled with means and variances.
           **kwargs: keyword arguments of the model.
 
         Returns:
-          A dict from GP site to a named tuple ``(mean, variance)``, each of the site's shape.
+          A dict from GP site to a named tuple ``(mean, variance)``, each of the site's shape. With
+          ``batches``, an iterator of such dicts; with ``out``, the number of rows written to it.
         """
+        if batches is not None:
+            from numpyro_tsvgp.infer import passes  # they are made of fits
+
+            parts = passes.marginals_of_batches(self, batches, kwargs, num_hyper)
+            return parts if out is None else passes.write_marginals(parts, out)
         call = self.inputs(args, kwargs)
         return prediction.marginals(
             self.guide, self.hyper_guide_at(call), self.params, call, num_hyper
@@ -390,8 +402,8 @@ class Fit:
         if self.call is None:
             raise ValueError(
                 "This fit is without its training data, as fits that were loaded and those of "
-                "streams are. Leaving points out, ArviZ objects and hyperparameter posteriors need "
-                "them: fit.with_data(X, y)."
+                "streams and batches are. Leaving points out, ArviZ objects and hyperparameter "
+                "posteriors need them: fit.with_data(X, y)."
             )
         return self.call
 

@@ -15,6 +15,7 @@ import tqdm
 from jax import Array
 
 from numpyro_tsvgp.gaussian.caller import stack_level
+from numpyro_tsvgp.infer.batches import BatchesEnded, Feed
 from numpyro_tsvgp.infer.checkpoint import read_meta, read_tree, write_tree
 from numpyro_tsvgp.infer.state import FitError, TSVGPRunResult, TSVGPState
 
@@ -43,6 +44,7 @@ def run_steps(
     judge: Callable[[Array], str | None] = lambda losses: None,
     careful_start: Callable[[Sequence[float]], TSVGPState | None] = lambda losses: None,
     fingerprint: Mapping[str, str],
+    feed: Feed,
     progress_bar: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int | None = None,
@@ -59,6 +61,7 @@ def run_steps(
       judge: what all losses say against the result, as a warning, or None.
       careful_start: gives a better state to start from, if the first losses ask for one.
       fingerprint: what the run is a run of, by part; a checkpoint of another is refused.
+      feed: where the steps have their data from, which goes back and forth with them.
       progress_bar: whether to show progress.
       checkpoint: file to save to, and to go on from if it exists.
       checkpoint_every: number of steps between saves.
@@ -89,10 +92,12 @@ def run_steps(
         _check_same_run(checkpoint, fingerprint)
         losses = list(np.asarray(saved["losses"]))
         state = read_tree(checkpoint, like=made(state, losses)).state
-        is_careful = bool(read_meta(checkpoint).get("is_careful"))
+        meta = read_meta(checkpoint)
+        is_careful = bool(meta.get("is_careful"))
+        feed.seek(meta.get("batches"), len(losses))
     save = _Saving(checkpoint, fingerprint)
-    report = max(num_steps // 20, 1)
-    every = report if checkpoint_every is None else checkpoint_every
+    report = feed.report_every(max(num_steps // 20, 1))
+    every = max(num_steps // 20, 1) if checkpoint_every is None else checkpoint_every
     good = state, len(losses)
     with tqdm.tqdm(total=num_steps, initial=len(losses), disable=not progress_bar) as bar:
         try:
@@ -107,6 +112,7 @@ def run_steps(
                     if better is not None:
                         state, losses, is_careful = better, [], True
                         good = state, 0
+                        feed.rewind(0)
                         bar.reset()
                         continue
                 # What is saved must be finite, or it would replace the last good fit.
@@ -117,6 +123,7 @@ def run_steps(
                     not_finite = np.sum(~np.isfinite(losses[first:]))
                     rejected = int(state.rejected) - int(good[0].rejected)
                     if not_finite > rejected or not usable(state):
+                        feed.rewind(good[1])
                         raise _failure(step, *good, losses, made, usable, diagnose)
                     if len(losses) >= _HOPELESS and not np.isfinite(losses[-_HOPELESS:]).any():
                         raise FitError(
@@ -124,9 +131,22 @@ def run_steps(
                             made(state, losses),
                         )
                     good = state, i
+                    if i >= _WATCHED or is_careful:
+                        feed.forget(i)
                     _describe(bar, losses, first)
                 if saving:
-                    save(made(state, losses), is_careful)
+                    save(made(state, losses), is_careful, feed.place())
+        except BatchesEnded:
+            losses = [np.asarray(x) for x in jax.device_get(losses)]
+            if not usable(state):
+                feed.rewind(good[1])
+                raise _failure(step, *good, losses, made, usable, diagnose) from None
+            warnings.warn(
+                f"The batches ended after {len(losses)} of {num_steps} updates; this is the fit so "
+                "far. An iterator can be gone through once: pass a list, or an object whose "
+                "__iter__ starts again.",
+                stacklevel=stack_level(),
+            )
         except KeyboardInterrupt:
             if not usable(state):
                 state, losses = good[0], losses[: good[1]]
@@ -154,8 +174,8 @@ class _Saving:
         self.path, self.fingerprint = path, fingerprint
         self.has_failed = False
 
-    def __call__(self, result: TSVGPRunResult, is_careful: bool) -> None:
-        meta = {"run": dict(self.fingerprint), "is_careful": is_careful}
+    def __call__(self, result: TSVGPRunResult, is_careful: bool, place: Any) -> None:
+        meta = {"run": dict(self.fingerprint), "is_careful": is_careful, "batches": place}
         try:
             write_tree(self.path, result, meta)
         except OSError as error:  # a disk that is full, a folder that is gone

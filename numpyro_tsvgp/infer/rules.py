@@ -150,6 +150,7 @@ class NaturalGradient(Blending):
     """
 
     climbs: ClassVar[bool] = True
+    averages: ClassVar[bool] = True  # steps on batches average to the step on all of them
 
     def asks(self, query: Query) -> dict[str, SiteGradients]:
         return {name: clipped(gradients) for name, gradients in query.gradients.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import time
@@ -15,6 +16,7 @@ from jax import Array
 
 from numpyro_tsvgp.gaussian.caller import stack_level
 from numpyro_tsvgp.gaussian.linalg import blas_threads
+from numpyro_tsvgp.infer.batches import Feed
 from numpyro_tsvgp.infer.checks import check_rate, check_state
 from numpyro_tsvgp.infer.convergence import complaint
 from numpyro_tsvgp.infer.failures import diagnose
@@ -23,12 +25,12 @@ from numpyro_tsvgp.infer.loop import run_steps
 from numpyro_tsvgp.infer.state import TSVGPRunResult, TSVGPState
 from numpyro_tsvgp.infer.warmup import overshoots, settle
 from numpyro_tsvgp.model.arguments import Call
-from numpyro_tsvgp.model.read import read
+from numpyro_tsvgp.model.glance import numbers_of
 
 if TYPE_CHECKING:
     from numpyro_tsvgp.infer.driver import Driver
 
-__all__ = ["RunOptions", "run"]
+__all__ = ["RunOptions", "check_num_steps", "run", "settled"]
 
 # Seconds from which on a run is audited at its end.
 _LONG = 60.0
@@ -46,16 +48,21 @@ class RunOptions(NamedTuple):
     audit: bool | None
 
 
-def run(
-    driver: Driver, rng_key: Array, num_steps: int, call: Call, options: RunOptions
-) -> TSVGPRunResult:
-    """Runs ``num_steps`` updates; see :meth:`Driver.run`."""
+def check_num_steps(num_steps: Any) -> None:
+    """The number of updates must be one, and not an argument of the model."""
     if not isinstance(num_steps, int) or num_steps < 1:
         raise ValueError(
             "num_steps must be a positive integer, got "
             f"{num_steps if isinstance(num_steps, int) else _kind(num_steps)}. The "
             "arguments are svi.run(rng_key, num_steps, *arguments of the model)."
         )
+
+
+def run(
+    driver: Driver, rng_key: Array, num_steps: int, feed: Feed, options: RunOptions
+) -> TSVGPRunResult:
+    """Runs ``num_steps`` updates; see :meth:`Driver.run`."""
+    call = feed.first
     if options.init_state is None:
         state = driver.init(rng_key, *call.args, init_params=options.init_params, **call.kwargs)
     else:
@@ -77,31 +84,35 @@ def run(
         if options.init_state is not None or (driver.adaptive is not None and subsampling == 1):
             return None
         if overshoots(losses, points, subsampled=subsampling > 1):
-            return _settled(driver, state, call)
+            return settled(driver, state, call)
         return None
 
     with blas_threads(largest):
         result = run_steps(
-            lambda state: step(state, call),
+            lambda state: step(state, feed.next()),
             state,
             num_steps,
-            result=partial(_result, driver, call),
+            result=partial(_result, driver, feed),
             usable=lambda state: bool(driver.compiled_usable(state, call)),
-            diagnose=lambda state: diagnose(driver, state, call),
+            diagnose=lambda state: diagnose(driver, state, feed.current),
             judge=lambda losses: complaint(
                 losses, points, subsampled=subsampling > 1, rate=rate, drawn=drawn
             ),
             careful_start=careful_start,
-            fingerprint=_fingerprint(driver, state, call) if options.checkpoint is not None else {},
+            fingerprint=_fingerprint(driver, state, feed) if options.checkpoint is not None else {},
+            feed=feed,
             progress_bar=options.progress_bar,
             checkpoint=options.checkpoint,
             checkpoint_every=options.checkpoint_every,
         )
     audit = options.audit
+    if audit is None and result.fit.call is None:
+        audit = False  # the data are not here any more
     if audit is None:
         audit = not state.structure.proven or time.monotonic() - started > _LONG
     if audit:
-        found = result.fit.audit(jax.random.fold_in(rng_key, 0), hyperparameters=False)
+        fit = result.fit.with_data(*feed.current.args, **feed.current.kwargs)
+        found = fit.audit(jax.random.fold_in(rng_key, 0), hyperparameters=False)
         for concern in found.concerns:
             warnings.warn(f"Audit of the fit: {concern}", stacklevel=stack_level())
     return result
@@ -112,7 +123,7 @@ def _kind(value: Any) -> str:
     return type(value).__name__ if shape is None else f"an array of shape {shape}"
 
 
-def _settled(driver: Driver, state: TSVGPState, call: Call) -> TSVGPState:
+def settled(driver: Driver, state: TSVGPState, call: Call) -> TSVGPState:
     """The state with sites that suit its hyperparameters, reached without overshooting."""
     key = state.rng_key
 
@@ -121,18 +132,18 @@ def _settled(driver: Driver, state: TSVGPState, call: Call) -> TSVGPState:
         new, *_ = driver.e_step(state, key, call, rate)
         return new, driver.loss(new, driver.free(new.optim_state), key, call)
 
-    subsampling = read(driver.model, call, key=key, first_rows=True).subsampling
+    _, subsampling = numbers_of(driver.model, call)
     rate = float(driver.rate(state.step, subsampling))
     return settle(lambda state, r: attempt(state, r, call), state, rate)
 
 
-def _fingerprint(driver: Driver, state: TSVGPState, call: Call) -> dict[str, str]:
+def _fingerprint(driver: Driver, state: TSVGPState, feed: Feed) -> dict[str, str]:
     settings = (
         *(driver.site_lr, driver.e_steps, driver.m_steps),
         *(driver.quadrature, driver.rule, driver.objective, driver.optim),
     )
     return {
-        "the data": fingerprint(jax.tree.flatten(call)),
+        "the data": fingerprint(feed.signature),
         "the model": fingerprint(driver.model),
         "the settings of the driver": fingerprint(settings),
         "the start (random key, initial values or inducing inputs)": fingerprint(
@@ -141,14 +152,14 @@ def _fingerprint(driver: Driver, state: TSVGPState, call: Call) -> dict[str, str
     }
 
 
-def _result(driver: Driver, call: Call, state: TSVGPState, losses: Any) -> TSVGPRunResult:
+def _result(driver: Driver, feed: Feed, state: TSVGPState, losses: Any) -> TSVGPRunResult:
     result = TSVGPRunResult(driver.get_params(state), state, losses)
-    result.fit = driver.fit(state, *call.args, **call.kwargs)
+    call = feed.first
+    fit = driver.fit(state, *call.args, **call.kwargs)
+    result.fit = fit if feed.has_all_data else dataclasses.replace(fit, call=None)
     return result
 
 
 def count_points(driver: Driver, call: Call) -> tuple[float, float]:
     """How many data points there are, subsampled or not, and how many times those of a batch."""
-    reading = read(driver.model, call, key=jax.random.key(0), first_rows=True)
-    subsampling = reading.subsampling
-    return subsampling * max(site.rows for site in reading.gps.values()), subsampling
+    return numbers_of(driver.model, call)

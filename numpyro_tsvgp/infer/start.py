@@ -13,10 +13,12 @@ from numpyro.distributions import constraints
 from numpyro.distributions.transforms import biject_to
 from numpyro.infer.util import transform_fn
 
-from numpyro_tsvgp.infer.checks import check_priors, check_rate, check_start
+from numpyro_tsvgp.infer.checks import check_priors, check_rate, check_start, seen_rows
+from numpyro_tsvgp.infer.sharding import agreed_error, check_same_everywhere
 from numpyro_tsvgp.infer.state import Transforms, TSVGPState
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.checks import inspect
+from numpyro_tsvgp.model.glance import check_all_rows
 from numpyro_tsvgp.model.read import Reading, one_at_a_time, read
 
 if TYPE_CHECKING:
@@ -75,8 +77,15 @@ def initial_state(
     Returns:
       The state, with sites of zero, so that the posterior is the prior.
     """
+    check_same_everywhere(driver, rng_key)
     rng_key, key = jax.random.split(rng_key)
-    structure, reading = inspect(driver.model, call)
+    seen = seen_rows(driver, call)
+    structure, reading = inspect(driver.model, seen)
+    if seen is not call:
+        wrong = agreed_error(check_all_rows(driver.model, call))
+        if wrong:
+            raise ValueError(wrong)
+        call = seen
     hyper_guide = driver.guide.hyper_guide(structure.hyper, call, key)
     check_start(driver, structure, reading, hyper_guide, call)
     reading, params, kinds = declared_parameters(driver.guide, hyper_guide, call, key)

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import AxisType, Mesh, NamedSharding
 
-__all__ = ["Call", "as_call"]
+__all__ = ["Call", "as_call", "has_explicit_axes"]
 
 
 @jax.tree_util.register_pytree_node_class
@@ -24,6 +25,9 @@ class Call:
       args: positional arguments.
       kwargs: keyword arguments.
       whole: whether plates that draw a subsample get all of their indices instead.
+      alone: whether the rows in the arguments count once each, where plates would have them stand
+        for more.
+      factors: by observed site, what its scale is multiplied by, for rows that stand for more.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -35,10 +39,20 @@ class Call:
       '(of shape (3,), of type str, order of type int)'
     """
 
-    def __init__(self, args: tuple[Any, ...], kwargs: Any, *, whole: bool = False) -> None:
+    def __init__(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Any,
+        *,
+        whole: bool = False,
+        alone: bool = False,
+        factors: tuple[tuple[str, float], ...] = (),
+    ) -> None:
         self.args = tuple(args)
         self.kwargs = dict(kwargs)
         self.whole = whole
+        self.alone = alone
+        self.factors = factors
 
     def run(self, model: Callable[..., Any]) -> Any:
         """Calls a model."""
@@ -46,7 +60,17 @@ class Call:
 
     def of_all_data(self) -> Call:
         """The same arguments, with all indices for plates that draw a subsample."""
+        if self.alone:
+            return self
         return Call(self.args, self.kwargs, whole=True)
+
+    def of_these_rows(self) -> Call:
+        """The same arguments, a batch, whose rows count once each."""
+        return Call(self.args, self.kwargs, alone=True)
+
+    def standing_for_more(self, factors: tuple[tuple[str, float], ...]) -> Call:
+        """The same arguments with other scales of observed sites."""
+        return Call(self.args, self.kwargs, whole=self.whole, alone=self.alone, factors=factors)
 
     def on_device(self) -> Call:
         """The same with NumPy arrays and data frames as arrays of JAX."""
@@ -55,11 +79,16 @@ class Call:
             if hasattr(leaf, "to_numpy"):  # pandas and its like, as NumPy takes them
                 leaf = leaf.to_numpy()
             numeric = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
-            return jnp.asarray(leaf) if numeric else leaf
+            return jnp.asarray(leaf) if numeric else _with_auto_axes(leaf)
 
         with jax.ensure_compile_time_eval():  # numbers stay numbers inside of a trace
             args, kwargs = jax.tree.map(convert, (self.args, self.kwargs))
-        return Call(args, kwargs, whole=self.whole)
+        return Call(args, kwargs, whole=self.whole, alone=self.alone, factors=self.factors)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether arrays are memory maps of files."""
+        return any(isinstance(leaf, np.memmap) for leaf in jax.tree.leaves(self))
 
     @property
     def is_traced(self) -> bool:
@@ -78,20 +107,46 @@ class Call:
         parts += [f"{name} {one(value)}" for name, value in self.kwargs.items()]
         return f"({', '.join(parts)})"
 
+    @property
+    def _options(self) -> tuple[Any, ...]:
+        return self.whole, self.alone, self.factors
+
     def tree_flatten(self) -> tuple[list[Any], tuple[Any, ...]]:
         leaves, treedef = jax.tree.flatten((self.args, self.kwargs))
         is_array = tuple(_is_array(leaf) for leaf in leaves)
         arrays = [leaf for leaf, yes in zip(leaves, is_array, strict=True) if yes]
         others = tuple(leaf for leaf, yes in zip(leaves, is_array, strict=True) if not yes)
-        return arrays, (treedef, is_array, others, self.whole)
+        return arrays, (treedef, is_array, others, self._options)
 
     @classmethod
     def tree_unflatten(cls, aux: tuple[Any, ...], arrays: Any) -> Call:
-        treedef, is_array, others, whole = aux
+        treedef, is_array, others, options = aux
         remaining, fixed = iter(arrays), iter(others)
         leaves = [next(remaining) if yes else next(fixed) for yes in is_array]
         args, kwargs = jax.tree.unflatten(treedef, leaves)
-        return cls(args, kwargs, whole=whole)
+        whole, alone, factors = options
+        return cls(args, kwargs, whole=whole, alone=alone, factors=factors)
+
+
+def _with_auto_axes(leaf: Any) -> Any:
+    """An array on a mesh with explicit axes, whose types models do not follow, on the same devices.
+
+    No data move: only the label of the axes is another.
+    """
+    if not isinstance(leaf, Array) or isinstance(leaf, jax.core.Tracer):
+        return leaf
+    sharding = leaf.sharding
+    if not isinstance(sharding, NamedSharding) or not has_explicit_axes(sharding.mesh):
+        return leaf
+    mesh = sharding.mesh
+    types = (AxisType.Auto,) * len(mesh.axis_names)
+    auto = Mesh(mesh.devices, mesh.axis_names, axis_types=types)
+    return jax.device_put(leaf, NamedSharding(auto, sharding.spec))
+
+
+def has_explicit_axes(mesh: Any) -> bool:
+    """Whether a mesh has axes of the explicit type."""
+    return any(kind == AxisType.Explicit for kind in mesh.axis_types)
 
 
 def _is_array(leaf: Any) -> bool:

@@ -16,6 +16,7 @@ from numpyro_tsvgp.model.read import Message, Reading, is_observed
 from numpyro_tsvgp.model.wrapped import unmasked, unwrapped
 
 __all__ = [
+    "any_bad",
     "check_order",
     "check_shape",
     "check_values",
@@ -151,6 +152,32 @@ def _check_values(name: str, site: Message, reading: Reading) -> None:
                 f"The data of site '{name}' at index {shown_index(tuple(at))}: the value "
                 f"{value[where]} {problem}.{hint}"
             )
+
+
+def any_bad(reading: Reading) -> Array:
+    """Whether :func:`check_values` would find anything, as a function that can be compiled.
+
+    Args:
+      reading: a reading of a model, of any rows of its data.
+
+    Returns:
+      A boolean scalar.
+    """
+    found = [~jnp.isfinite(site.gp.X).all() for site in reading.gps.values()]
+    for site in reading.trace.values():
+        if not is_observed(site):
+            continue
+        fn, mask = site["fn"], jnp.array(True)
+        while isinstance(fn, dist.MaskedDistribution):
+            fn, mask = fn.base_dist, mask & fn._mask
+        value = jnp.asarray(site["value"])
+        if isinstance(fn, dist.Unit) or value.size == 0 or fn.support is None:
+            continue
+        value = jnp.broadcast_to(value, jnp.broadcast_shapes(value.shape, fn.shape()))
+        in_support = fn.support(value)
+        missing = jnp.isnan(value).any(tuple(range(in_support.ndim, value.ndim)))
+        found.append(((missing | ~in_support) & mask).any())
+    return jnp.stack(found).any()
 
 
 def _swapped(fn: Any, shape: tuple[int, ...], reading: Reading) -> str:

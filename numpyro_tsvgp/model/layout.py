@@ -54,6 +54,17 @@ class Layout(NamedTuple):
     latent_group: dict[str, np.ndarray]  # (latents,)
     groups: int
 
+    @property
+    def frame(self) -> LayoutFrame:
+        """What is the same for other batches of as many rows."""
+        return LayoutFrame(
+            self.rows,
+            self.dim,
+            tuple(self.axis.items()),
+            tuple((name, tuple(group.tolist())) for name, group in self.latent_group.items()),
+            self.groups,
+        )
+
     def by_row(self, name: str, values: Any) -> Any:
         """Values shaped like an observed site as ``(terms, n)``."""
         xp = jnp if isinstance(values, jax.Array) else np
@@ -73,6 +84,28 @@ class Layout(NamedTuple):
         for name, value in values.items():
             out = out.at[self.latent_group[name]].add(value)
         return out
+
+
+class LayoutFrame(NamedTuple):
+    """A layout without the arrays that have a value for each row: a value to compile with."""
+
+    rows: int
+    dim: str
+    axis: tuple[tuple[str, int], ...]
+    latent_group: tuple[tuple[str, tuple[int, ...]], ...]
+    groups: int
+
+    def with_rows(self, term_group: Any) -> Layout:
+        """The layout of given rows."""
+        latent_group = {name: np.array(group) for name, group in self.latent_group}
+        return Layout(
+            self.rows,
+            self.dim,
+            dict(self.axis),
+            term_group,
+            latent_group,
+            self.groups,
+        )
 
 
 def find_layout(model: Model, structure: Structure, reading: Reading, call: Call) -> Layout:

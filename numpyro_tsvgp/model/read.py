@@ -186,6 +186,44 @@ class _FirstRows(Messenger):
                 msg["value"] = jnp.asarray(np.arange(msg["args"][1]))
 
 
+class _RowsAlone(_FirstRows):
+    """Plates whose batch is in the arguments do not have its rows stand for more."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.ratios: dict[str, float] = {}
+
+    def process_message(self, msg: Message) -> None:
+        super().process_message(msg)
+        if msg["type"] == "plate" and msg["args"][1] is not None:
+            self.ratios[msg["name"]] = msg["args"][0] / msg["args"][1]
+        elif msg["type"] == "sample" and msg["scale"] is not None:
+            for frame in msg["cond_indep_stack"]:
+                msg["scale"] = msg["scale"] / self.ratios.get(frame.name, 1.0)
+
+
+class _Scaled(Messenger):
+    """Multiplies the scales of observed sites, where rows stand for more."""
+
+    def __init__(self, factors: Mapping[str, float]) -> None:
+        super().__init__(None)
+        self.factors = factors
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] == "sample" and msg["name"] in self.factors:
+            scale = 1.0 if msg["scale"] is None else msg["scale"]
+            msg["scale"] = scale * self.factors[msg["name"]]
+
+
+def _plates(call: Call, first_rows: bool) -> Any:
+    """What gives plates their indices, and rows of a batch their weight."""
+    if call.factors:
+        return _Scaled(dict(call.factors))
+    if call.alone:
+        return _RowsAlone()
+    return _WholePlates() if call.whole else _FirstRows() if first_rows else nullcontext()
+
+
 def is_gp(site: Message) -> bool:
     return site["type"] == "sample" and find_gp(site["fn"]) is not None
 
@@ -220,7 +258,7 @@ def run_with(
         handlers.seed(rng_seed=key),
         handlers.substitute(data=dict(values)),
         _ValuesForUnsampled(),
-        _WholePlates() if call.whole else nullcontext(),
+        _plates(call, first_rows=False),
     ):
         call.run(model)
     return trace
@@ -254,7 +292,7 @@ def read(
     if key is None:
         key = numpyro.prng_key()
         key = jax.random.key(0) if key is None else key
-    plates = _WholePlates() if call.whole else _FirstRows() if first_rows else nullcontext()
+    plates = _plates(call, first_rows)
     with (
         one_at_a_time,
         handlers.block(hide_fn=lambda site: not expose(site)),
