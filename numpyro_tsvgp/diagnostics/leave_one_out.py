@@ -132,8 +132,10 @@ def loo(
         without, density, leverage = at_each(fit, draws)
         leverage = leverage.mean(0)
     rows = np.flatnonzero(observed_rows(layout, fit.read()))
-    found = [np.asarray(values)[..., rows] for values in (without, density, leverage)]
-    return _summary(*found, rows, layout.dim, threshold, is_drawn=draws is not None)
+    without, density, leverage = (np.asarray(x)[..., rows] for x in (without, density, leverage))
+    return _summary(
+        without, density, leverage, rows, layout.dim, threshold, is_drawn=draws is not None
+    )
 
 
 def densities_at(

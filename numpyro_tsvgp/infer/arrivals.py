@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_tsvgp.infer.sharding import agreed_error, placed
+from numpyro_tsvgp.infer.sharding import agreed_arrival, placed
 from numpyro_tsvgp.model.arguments import Call
+from numpyro_tsvgp.model.by_rows import rows_of
 from numpyro_tsvgp.model.data_checks import any_bad, check_values
 from numpyro_tsvgp.model.read import Model, read
 
@@ -68,7 +69,8 @@ class Arrivals:
                 error.add_note(f"This was raised for batch {number}, {local.describe()}.")
                 raise
             message = f"{type(error).__name__}: {error}"
-        message = agreed_error(message)
+        status = "error" if message else "batch"
+        message = agreed_arrival(status, message, rows_of(local))
         if message:
             raise ValueError(f"Batch {number} (counted from zero): {message}")
         return there

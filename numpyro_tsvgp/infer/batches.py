@@ -19,6 +19,7 @@ import numpy as np
 
 from numpyro_tsvgp.gaussian.caller import stack_level
 from numpyro_tsvgp.infer.prefetch import Prefetched
+from numpyro_tsvgp.infer.sharding import agreed_arrival
 from numpyro_tsvgp.model.arguments import Call, as_call
 from numpyro_tsvgp.model.glance import is_spread, sampled_rows
 
@@ -205,9 +206,11 @@ class Batches:
             try:
                 prepared, place = next(self._source())
             except StopIteration:
+                agreed_arrival("end")
                 raise BatchesEnded from None
             except Exception as error:
                 error.add_note(f"This was raised where batch {self._loaded} was loaded.")
+                agreed_arrival("error", f"{type(error).__name__}: {error}")
                 raise
             call = self._accept(prepared, self._loaded)
             self._kept.append(_Entry(call, place))
@@ -277,7 +280,9 @@ def call_of(given: Any, kwargs: dict[str, Any]) -> Call:
 
 class _Loader(Protocol):
     kind: str
-    tells_place: bool
+
+    @property
+    def tells_place(self) -> bool: ...
 
     def next(self) -> Any: ...
 

@@ -99,7 +99,9 @@ def run_steps(
     report = feed.report_every(max(num_steps // 20, 1))
     every = max(num_steps // 20, 1) if checkpoint_every is None else checkpoint_every
     good = state, len(losses)
-    with tqdm.tqdm(total=num_steps, initial=len(losses), disable=not progress_bar) as bar:
+    with tqdm.tqdm(
+        total=num_steps, initial=len(losses), disable=not progress_bar or jax.process_index() > 0
+    ) as bar:
         try:
             while len(losses) < num_steps:
                 state, loss = step(state)
@@ -175,6 +177,8 @@ class _Saving:
         self.has_failed = False
 
     def __call__(self, result: TSVGPRunResult, is_careful: bool, place: Any) -> None:
+        if jax.process_index():  # one of several processes writes, and all read
+            return
         meta = {"run": dict(self.fingerprint), "is_careful": is_careful, "batches": place}
         try:
             write_tree(self.path, result, meta)

@@ -14,7 +14,7 @@ from numpyro_tsvgp.model.arguments import Call, has_explicit_axes
 if TYPE_CHECKING:
     from numpyro_tsvgp.infer.driver import Driver
 
-__all__ = ["agreed_error", "check_axes", "check_same_everywhere", "placed"]
+__all__ = ["agreed_arrival", "agreed_error", "check_axes", "check_same_everywhere", "placed"]
 
 # Bytes of an error message that processes tell one another.
 _MESSAGE = 2000
@@ -94,6 +94,40 @@ def agreed_error(message: str) -> str:
         found = one.tobytes().rstrip(b"\0").decode(errors="ignore")
         if found:
             return f"{found} (found by process {process})"
+    return ""
+
+
+def agreed_arrival(status: str, message: str = "", rows: int = 0) -> str:
+    """What all processes say of the next batch, so that none waits for one that has stopped.
+
+    Args:
+      status: ``"batch"`` if there is one, ``"end"`` if there are no more, ``"error"``.
+      message: the error.
+      rows: how many rows the batch has.
+
+    Returns:
+      The error message of the first process that has one; empty if all is well.
+
+    Raises:
+      ValueError: if the batches of one process end before those of the others, or have another
+        number of rows.
+    """
+    if jax.process_count() == 1:
+        return message
+    from jax.experimental.multihost_utils import process_allgather
+
+    code = ["batch", "end", "error"].index(status)
+    everyone = np.asarray(process_allgather(np.array([code, rows])))
+    if (everyone[:, 0] == 2).any():
+        return agreed_error(message)
+    if (everyone != everyone[0]).any():
+        ended = np.flatnonzero(everyone[:, 0] == 1).tolist()
+        raise ValueError(
+            f"The batches of processes {ended} ended before those of the others."
+            if ended
+            else f"The processes have batches of {everyone[:, 1].tolist()} rows, which must be as "
+            "many in each. Let each loader have as many rows, and drop what is left over."
+        )
     return ""
 
 

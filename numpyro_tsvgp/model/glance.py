@@ -90,8 +90,12 @@ def _replicated(leaf: Array) -> Any:
     sharding = leaf.sharding
     if isinstance(sharding, NamedSharding):
         return NamedSharding(sharding.mesh, PartitionSpec())
-    devices = np.array(sorted(sharding.device_set, key=lambda device: device.id))
+    devices = np.array(sorted(sharding.device_set, key=_device_id))
     return NamedSharding(Mesh(devices, ("rows",), axis_types=(AxisType.Auto,)), PartitionSpec())
+
+
+def _device_id(device: Any) -> int:
+    return device.id
 
 
 def _shapes(model: Model, call: Call) -> tuple[dict[str, Any], dict[str, Any]]:
