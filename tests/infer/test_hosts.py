@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 SCRIPT = Path(__file__).with_name("hosts.py")
-LIMIT = 150
+LIMIT = 240  # seconds, for processes that share few cores
 
 
 def start(folder, count, kill=-1):
@@ -79,8 +79,11 @@ def test_processes_fit_as_one_does_and_agree_on_what_is_wrong(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_four_processes(tmp_path):
-    (one,) = results(tmp_path, 1)
-    (tmp_path / "run.npz").unlink()
-    for found in results(tmp_path, 4):
-        np.testing.assert_allclose(found["losses"], one["losses"], rtol=1e-10)
-        np.testing.assert_allclose(found["batches"], one["batches"], rtol=1e-10)
+    losses = {}
+    for count in (1, 4):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        codes, said = ended(start(folder, count, kill=1000))  # the run on batches alone
+        assert codes == [0] * count, "\n".join(said)[-3000:]
+        losses[count] = json.loads((folder / f"{count}-{count - 1}.json").read_text())["batches"]
+    np.testing.assert_allclose(losses[4], losses[1], rtol=1e-10)
