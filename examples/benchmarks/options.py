@@ -94,7 +94,7 @@ def two_columns(name):
 def tvnews():
     table = csv_of("tvnews")
     rows = np.random.default_rng(0).choice(len(table), 260, replace=False)
-    return (table[rows, 0] - 18) / 60, np.digitize(table[rows, 1], [1, 3, 6]) * 1.0
+    return (table[rows, 0] - 18) / 60, np.digitize(table[rows, 1], [1, 3, 6])
 
 
 def digits():
@@ -103,7 +103,7 @@ def digits():
     X, y = (X, y) if np.ndim(X) > 1 else (y, X)
     X, y = X.reshape(len(y), -1), np.ravel(y)
     keep = np.flatnonzero(np.isin(y, (3, 5, 8)))[:260]
-    return X[keep] / 16.0 / 2.0, np.searchsorted((3, 5, 8), y[keep]) * 1.0
+    return X[keep] / 16.0 / 2.0, np.searchsorted((3, 5, 8), y[keep])
 
 
 # name: (data, likelihood, functions, whether data are classes)
@@ -163,7 +163,7 @@ PAIRS = {
     ),
     "motorcycle, two GPs": (
         lambda: two_columns("mcycle"),
-        lambda f: dist.Normal(f[0], jnp.exp(f[1] - 1.0)),
+        lambda f: dist.Normal(f[..., 0, :], jnp.exp(f[..., 1, :] - 1.0)),
         2,
         False,
     ),
