@@ -29,8 +29,9 @@ _SAMPLE = 2**12
 
 
 def is_spread(leaf: Any) -> bool:
-    """Whether an array lies on several devices."""
-    return isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1
+    """Whether an array lies on several devices; one that is traced lies nowhere."""
+    concrete = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+    return concrete and len(leaf.sharding.device_set) > 1
 
 
 def glance(model: Model, call: Call, needs_all: Callable[[str], bool] = lambda name: False) -> Call:

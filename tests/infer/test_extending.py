@@ -217,6 +217,9 @@ class Textbook:
         rest = cholesky_of_residual(left, scale, process.jitter)
         return Draws(process.loc + (A.T @ m)[None], A.T @ cholesky(S), rest)
 
+    def joint_factor(self, process):
+        return process.rows
+
     def noise_shape(self, process):
         return Noise((1, self.inputs.shape[0]), (1, process.rows))
 
