@@ -33,7 +33,7 @@ started = time.monotonic()
 
 
 def note_memory():
-    """Megabytes that the process itself holds; pages of the file, which the system may drop, not."""
+    """Megabytes that the process itself holds, without pages of the file."""
     status = Path("/proc/self/status")
     if status.exists():
         lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
@@ -112,8 +112,8 @@ result = svi.run(
 )
 
 # %% [markdown]
-# Exact passes over all rows: an E-step, and the loss before and after it. Then rows that the fit has
-# not seen.
+# Exact passes over all rows: an E-step, and the loss before and after it. Then rows that the fit
+# has not seen.
 
 
 # %%

@@ -43,6 +43,9 @@ SLOW = os.environ.get("TSVGP_TEST_SLOW", "") not in ("", "0")
 
 DATA = Path(__file__).parent / "data"
 
+# Scripts that tests start in processes of their own.
+collect_ignore = ["infer/devices.py", "infer/hosts.py"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", default=SLOW, help="run slow tests, too")

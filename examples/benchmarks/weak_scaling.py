@@ -3,9 +3,9 @@
     python examples/benchmarks/weak_scaling.py
 
 Each point is measured in fresh processes on this machine: devices of one process, or processes over
-the loopback interface (gloo), each with 20,000 rows, 200 inducing inputs and one function. With fewer
-cores than devices the work of all of them shares the cores: then perfect scaling is a time that grows
-with devices over cores, and that is what the last column is relative to. Prints a table.
+the loopback interface (gloo), each with 20,000 rows, 200 inducing inputs and one function. With
+fewer cores than devices the work of all shares the cores: the last column is relative to as many
+updates of one device, one after the other. Prints a table.
 """
 
 import argparse

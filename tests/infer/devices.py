@@ -1,4 +1,4 @@
-"""Fits of rows that are spread over four devices against fits on one; started by test_devices.py."""
+"""Fits of rows on four devices against fits on one; started by test_devices.py."""
 
 import re
 

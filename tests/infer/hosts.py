@@ -2,6 +2,7 @@
 
 Arguments: rank, number of processes, port, folder, and a step to be killed before, or -1.
 """
+# ruff: noqa: E402
 
 import json
 import os
