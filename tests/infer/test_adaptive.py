@@ -145,6 +145,7 @@ def test_gross_outliers():
     assert loop(svi, 200, X, y)[1][-1] == pytest.approx(99.235, abs=0.02)
 
 
+@pytest.mark.slow
 def test_where_the_m_step_has_an_evaluation_of_its_own():
     """Another objective, and an optimizer with a line search: judged by the bound all the same."""
     guide = AutoDualGaussian(poisson, X[::3], learn_inducing=False)

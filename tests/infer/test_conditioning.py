@@ -145,6 +145,7 @@ def test_the_old_fit_stays_as_it_was(half):
     assert half.data.args[0].shape == (9,)
 
 
+@pytest.mark.slow
 def test_counts_settle_at_their_fixed_point(counts):
     """New sites are what the posterior with them asks for, and can be taken out again."""
     first = counts.fit(X[:17], COUNTS[:17])

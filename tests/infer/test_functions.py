@@ -47,6 +47,7 @@ def within_noise(values, mean, covariance):
     assert np.abs(errors).max() < 5 * np.sqrt(2 / len(values))
 
 
+@pytest.mark.slow
 def test_moments_are_those_of_the_joint_posterior(fit, draws):
     values = draws(NEW)
     reading = fit.read(fit.inputs((NEW,), {}))

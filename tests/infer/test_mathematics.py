@@ -396,6 +396,7 @@ def distance(a, b):
     return max(np.abs(a[name] - b[name]).max() for name in a)
 
 
+@pytest.mark.slow
 def test_gradient_at_converged_sites_is_that_of_the_moment_bound(tied, free_data):
     """The envelope theorem: where the bound is stationary in q, it matters not how q is held."""
     X, y, Z = free_data

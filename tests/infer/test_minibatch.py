@@ -221,6 +221,7 @@ def test_a_stochastic_fit_comes_close():
     assert best - 1e-8 < losses[-1] < best + 0.2
 
 
+@pytest.mark.slow
 def test_a_stochastic_fit_of_everything():
     """A plate that subsamples: EM moves the hyperparameters too; predictions are whole."""
     driver = Driver(by_index, optax.adam(0.02), site_lr=lambda step: 1.0 / (1.0 + 0.3 * step))

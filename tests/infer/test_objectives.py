@@ -146,7 +146,7 @@ def _sparse_regression(X, y, Z, noise):
     return Q + noise**2 * np.eye(len(X)), 1.0 - np.diag(Q)
 
 
-@pytest.mark.parametrize("sites", ["tied", "untied"])
+@pytest.mark.parametrize("sites", ["tied", pytest.param("untied", marks=pytest.mark.slow)])
 def test_published_forms_for_a_gaussian_likelihood(sites):
     """Known noise that differs from point to point; log N(y; 0, Q + S) is what both start from."""
     rng = np.random.RandomState(1)
@@ -247,6 +247,7 @@ def _two_gps(X, y=None):
         numpyro.sample("y", dist.Normal(f, jnp.exp(g)), obs=y)
 
 
+@pytest.mark.slow
 def test_ep_like_of_two_gps_that_meet():
     """Over the bound it has log E_q[p / t] - E_q[log p / t] of each point, with t its site."""
     y = np.array([0.3, -0.2, 1.4, 0.8])
@@ -284,7 +285,11 @@ def _batched(X, y, size):
         numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
 
 
-@pytest.mark.parametrize("objective", [EPLike(), TighterBound()], ids=["ep", "tighter"])
+@pytest.mark.parametrize(
+    "objective",
+    [EPLike(), pytest.param(TighterBound(), marks=pytest.mark.slow)],
+    ids=["ep", "tighter"],
+)
 def test_minibatches_estimate_the_whole(objective):
     """The mean over two halves is the whole, but for the scale that each half has of its own."""
     X = np.linspace(-2, 2, 16)
@@ -350,9 +355,10 @@ BINARY = (np.sin(3 * np.linspace(-2, 2, 20)) > 0) * 1.0
 
 @pytest.mark.parametrize(
     "objective",
-    [EPLike(), pytest.param(TighterBound(), marks=pytest.mark.slow)],
+    [EPLike(), TighterBound()],
     ids=["ep", "tighter"],
 )
+@pytest.mark.slow
 def test_fits_of_hyperparameters(objective):
     """Learned inducing inputs; the M-step's objective at fresh sites rises, and collapse has it."""
     X = np.linspace(-2, 2, 20)

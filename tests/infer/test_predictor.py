@@ -36,7 +36,9 @@ def fitted(hyper_guide=None, model=model, inducing=X[:20] / 2):
     return svi.run(jax.random.key(0), 5, X, y, progress_bar=False).fit
 
 
-@pytest.fixture(scope="module", params=["points", "distributions"])
+@pytest.fixture(
+    scope="module", params=["points", pytest.param("distributions", marks=pytest.mark.slow)]
+)
 def fit(request):
     return fitted(AutoNormal if request.param == "distributions" else None)
 

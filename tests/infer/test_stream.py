@@ -142,6 +142,7 @@ def test_updates_leave_the_old_fit_and_compile_nothing_new(streamed):
 # ---- other inducing inputs -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_fit_by_other_inducing_inputs(streamed):
     _, fits = streamed
     fit = dataclasses.replace(fits[-1], memory=None).with_data(X, Y)
