@@ -31,7 +31,7 @@ from numpyro_tsvgp.model.structure import Structure, moves_with
 from numpyro_tsvgp.model.wrapped import unwrapped
 
 if TYPE_CHECKING:
-    from numpyro_tsvgp.infer.driver import Driver
+    from numpyro_tsvgp.infer.iteration import Iteration
 
 __all__ = [
     "check_priors",
@@ -46,13 +46,13 @@ __all__ = [
 _prior = jax.jit(prior_at)
 
 
-def seen_rows(driver: Driver, call: Call) -> Call:
+def seen_rows(driver: Iteration, call: Call) -> Call:
     """The arguments that the checks before a fit look at: all rows, or some where they are many."""
     return glance(driver.model, call, lambda name: not driver.guide.kind(name).keeps_sums)
 
 
 def check_start(
-    driver: Driver, structure: Structure, reading: Reading, hyper_guide: HyperGuide, call: Call
+    driver: Iteration, structure: Structure, reading: Reading, hyper_guide: HyperGuide, call: Call
 ) -> None:
     """Whether guide, rule and hyperparameters go together on these data.
 
@@ -169,7 +169,7 @@ def _warn_of_random_effects(structure: Structure, reading: Reading) -> None:
             )
 
 
-def check_state(driver: Driver, state: TSVGPState, call: Call | None = None) -> None:
+def check_state(driver: Iteration, state: TSVGPState, call: Call | None = None) -> None:
     """Whether a state belongs to the model and the guide of a driver.
 
     Args:

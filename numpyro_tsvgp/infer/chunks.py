@@ -29,7 +29,7 @@ from numpyro_tsvgp.model.by_rows import RowFactors, row_factors, rows_of, with_r
 from numpyro_tsvgp.model.read import read
 
 if TYPE_CHECKING:
-    from numpyro_tsvgp.infer.driver import Driver
+    from numpyro_tsvgp.infer.iteration import Iteration
 
 __all__ = ["BUDGET", "Plan", "chunked_e_step", "plan_of"]
 
@@ -129,7 +129,7 @@ class Plan(NamedTuple):
         return value(free)
 
 
-def plan_of(driver: Driver, state: TSVGPState, call: Call) -> Plan | None:
+def plan_of(driver: Iteration, state: TSVGPState, call: Call) -> Plan | None:
     """How an update on some arguments is to be split, or None if it is not.
 
     Args:
@@ -169,9 +169,9 @@ def plan_of(driver: Driver, state: TSVGPState, call: Call) -> Plan | None:
 
 
 def chunked_e_step(
-    driver: Driver, state: TSVGPState, key: Array, plan: Plan, rate: Any = None
+    driver: Iteration, state: TSVGPState, key: Array, plan: Plan, rate: Any = None
 ) -> tuple[TSVGPState, Array, Array | None, None]:
-    """The E-steps of one iteration, block by block; see :meth:`Driver.e_step`."""
+    """The E-steps of one iteration, block by block; see :meth:`Iteration.e_step`."""
     if rate is None:
         rate = driver.rate(state.step, plan.subsampling)
 

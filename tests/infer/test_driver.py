@@ -14,7 +14,7 @@ import pytest
 from numpyro.infer import SVI
 
 from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
-from numpyro_tsvgp.infer import driver as driver_module
+from numpyro_tsvgp.infer import iteration
 from numpyro_tsvgp.infer.optim import as_optimizer, evaluates_once
 
 N, M = 30, 6
@@ -260,7 +260,7 @@ def test_one_evaluation_for_both_steps_is_both_steps(monkeypatch):
     a, b = apart.start, together.start
     for _ in range(3):
         with monkeypatch.context() as patched:
-            patched.setattr(driver_module, "evaluates_once", lambda *_: False)
+            patched.setattr(iteration, "evaluates_once", lambda *_: False)
             a, loss_a = apart.update(a, X, Y)
         b, loss_b = together.update(b, X, Y)
         assert_close(loss_a, loss_b)

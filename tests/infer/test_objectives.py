@@ -436,18 +436,12 @@ def test_sites_that_are_not_in_the_posterior_are_shortened():
 
     svi = TSVGP(model, AutoDualGaussian(model, X[::2]), None, objective=EPLike())
     state, call = svi.init(KEY, X, np.sin(X)), Call((X, np.sin(X)), {})
-    scene, _ = svi._scene(state, svi.free(state.optim_state), _keys(), call)
+    scene, _ = svi.scene(state, KEY, call)
     sites = sites_of_points(scene, svi.rule)["f"]
     at = scene.at["f"]
     explained = at.local(at.posterior(at.start())).explained
     np.testing.assert_allclose(sites.quadratic * explained, 0.5, rtol=1e-6)
     assert np.isfinite(objective_of(scene, EPLike(), sites={"f": sites}))
-
-
-def _keys():
-    from numpyro_tsvgp.infer.driver import _Keys
-
-    return _Keys.of(KEY)
 
 
 # ---- refused in words ------------------------------------------------------------------------
