@@ -23,7 +23,7 @@ from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
 
 jax.config.update("jax_enable_x64", True)
 args = options("time_series", __doc__)
-days, ahead, steps = (15, 5, 2) if args.quick else (200, 14, 60)
+days, ahead, steps = (15, 5, 2) if args.quick else (200, 14, 25)
 
 # %% [markdown]
 # Simulated counts an hour, time in days. A tenth of the hours are missing and two weeks have no
@@ -72,7 +72,7 @@ guides = {
 future = hours >= days - 7
 found = {}
 for name, guide in guides.items():
-    svi = TSVGP(model, guide, optax.adam(0.1))
+    svi = TSVGP(model, guide, optax.lbfgs())
     start = time.perf_counter()
     result = svi.run(jax.random.key(0), steps, t, y, progress_bar=False, audit=False)
     seconds = time.perf_counter() - start

@@ -92,6 +92,43 @@ def test_programs_agree():
         np.testing.assert_allclose(a, b, atol=1e-10)
 
 
+@pytest.mark.slow
+def test_a_state_of_many_numbers():
+    """Trend, week and day: products that are not written out, emissions that are not the first."""
+
+    def kernel(hyper):
+        trend = kernels.IntegratedBrownian(hyper[0], origin=-1.0) + 1.0
+        week = hyper[1] * kernels.Periodic(1.5, 7.0, order=10)
+        return trend + week + 0.5 * kernels.Periodic(hyper[2], 1.0, order=12)
+
+    loc = jnp.zeros((1, N))
+
+    def ours(hyper):
+        series = series_of(Process(kernel(hyper), APART, loc, loc, None, (1,)), APART)
+        return series.smooth_once((LINEAR[:1], QUADRATIC[:1]))
+
+    def dense(hyper):
+        K = kernel(hyper)(APART, APART)
+        B = jnp.eye(N) + K * QUADRATIC[0]
+        S = jnp.linalg.solve(B, K)
+        log_z = 0.5 * LINEAR[0] @ S @ LINEAR[0] - 0.5 * jnp.linalg.slogdet(B)[1]
+        return (S @ LINEAR[0])[None], jnp.diag(S)[None], log_z
+
+    def score(posterior):
+        def of(hyper):
+            mean, variance, log_z = posterior(hyper)
+            away = (WEIGHTS[0, 0] * jnp.sin(mean)).sum() + (WEIGHTS[1, 0] * variance**2).sum()
+            return away + 1.7 * log_z
+
+        return of
+
+    hyper = jnp.array([0.01, 0.4, 1.5])
+    found = jax.jit(jax.value_and_grad(score(ours)))(hyper)
+    exact = jax.value_and_grad(score(dense))(hyper)
+    np.testing.assert_allclose(found[0], exact[0], rtol=1e-10)
+    np.testing.assert_allclose(found[1], exact[1], rtol=1e-9)
+
+
 def test_second_derivatives_of_the_cheap_form_are_refused():
     def score(hyper):
         found = by_chain(sequential_scan, True, hyper, TIMES, LINEAR, QUADRATIC)
