@@ -328,7 +328,7 @@ def picture(source, target):
     axes[0].set_yticks(range(len(pairs)), pairs)
     axes[0].invert_yaxis()
     axes[0].set_xlabel("test NLPD, less that of the default (left is better)")
-    axes[1].set_xlabel("bias of log lengthscale (triangle) and log variance (square), in sd")
+    axes[1].set_xlabel("bias of log lengthscale (triangle), variance (square), in sd")
     for ax in axes:
         ax.axvline(0.0, color="0.6", lw=1)
         ax.grid(axis="y", color="0.92")

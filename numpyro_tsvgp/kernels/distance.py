@@ -56,7 +56,7 @@ def squared_distance(a: Array, b: Array, unit: ArrayLike = 1.0) -> Array:
         return jnp.square(a - jnp.swapaxes(b, -1, -2)) / unit
     norm_a = jnp.sum(a * a, -1, keepdims=True)
     if a is b:
-        s = (norm_a + jnp.swapaxes(norm_a, -1, -2) - 2.0 * gram(a)) / unit
+        s = _clipped((norm_a + jnp.swapaxes(norm_a, -1, -2) - 2.0 * gram(a)) / unit)
         return jnp.where(jnp.eye(a.shape[-2], dtype=bool), 0.0, s)
     norm_b = jnp.sum(b * b, -1, keepdims=True)
     if a.shape[-1] <= _FEW_COLUMNS:
@@ -66,6 +66,10 @@ def squared_distance(a: Array, b: Array, unit: ArrayLike = 1.0) -> Array:
         s = inner(left, jnp.concatenate([b, one_b, norm_b], -1) / unit)
     else:
         s = (norm_a + jnp.swapaxes(norm_b, -1, -2) - 2.0 * inner(a, b)) / unit
+    return _clipped(s)
+
+
+def _clipped(s: Array) -> Array:
     # Rounding can make s negative. Clip the value but differentiate the polynomial itself, whose
     # derivatives of every order are right at coincident points too.
     return s + lax.stop_gradient(jnp.maximum(s, 0.0) - s)

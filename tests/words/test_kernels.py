@@ -555,3 +555,13 @@ class TestForeign:
             pointwise(X, X)
         with pytest.raises(ValueError, match="matrix of covariances"):
             pointwise.diag(X)
+
+
+@pytest.mark.parametrize("name", ["Matern32", "Matern52", "RBF"])
+def test_rows_that_occur_twice(name):
+    """Squared distances of equal rows round below zero, of which no root must be taken."""
+    rows = np.random.RandomState(0).randn(40, 32)
+    X = jnp.asarray(np.concatenate([rows, rows]))
+    K = np.asarray(getattr(kernels, name)(5.0)(X, X))
+    assert np.isfinite(K).all()
+    np.testing.assert_allclose(np.diagonal(K, 40), 1.0, atol=1e-12)
