@@ -182,6 +182,7 @@ def test_a_stopped_run_goes_on_with_the_batches_it_would_have_seen(svi, tmp_path
         np.testing.assert_array_equal(resumed.params[name], value)
 
 
+@pytest.mark.slow
 def test_a_list_goes_on_at_its_place_and_a_generator_says_that_it_cannot(svi, result, tmp_path):
     path = tmp_path / "run.npz"
 
@@ -240,6 +241,7 @@ def test_grain_goes_on_bit_for_bit(svi, tmp_path):
     np.testing.assert_array_equal(run(svi, loader(), checkpoint=path).losses, whole.losses)
 
 
+@pytest.mark.slow
 def test_the_default_rate_follows_the_size_of_each_batch(svi):
     state = svi.init(jax.random.key(0), *BATCHES[2])  # ten rows
     by_default, _ = jax.jit(svi.update)(state, X, Y)
@@ -252,6 +254,7 @@ def test_the_default_rate_follows_the_size_of_each_batch(svi):
 # ---- a start that overshoots, and a fit that cannot go on ---------------------------------------
 
 
+@pytest.mark.slow
 def test_a_start_that_overshoots_is_replaced_in_runs_and_in_loops_of_ones_own():
     counts = np.full(N, 300)  # from a log rate of 0 a Newton step asks for 300
     batches = [(X[i::3], counts[i::3]) for i in range(3)]
@@ -323,6 +326,7 @@ def test_point_results_over_batches_equal_all_rows_at_once(result, tmp_path):
     xr.testing.assert_allclose(moved, influence(whole, delta=True), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_passes_refuse_what_would_not_be_exact(svi, result):
     state = result.state
     with pytest.raises(ValueError, match="50 rows in all, but the plate of the model has 60"):

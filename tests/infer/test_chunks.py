@@ -62,7 +62,7 @@ def updated(svi):
     update = jax.jit(svi.update)
     for _ in range(2):
         state, loss = update(state, X, Y)
-    return state, loss, svi.evaluate(state, X, Y)
+    return state, loss
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,14 @@ def updated(svi):
 )
 def test_blocks_of_rows_give_the_update_of_all_rows(model, options):
     svi, chunked = make(model, 2**30, **options), make(model, BUDGET, **options)
-    state, loss, bound = updated(svi)
-    new, new_loss, new_bound = updated(chunked)
+    state, loss = updated(svi)
+    new, new_loss = updated(chunked)
     plan = plan_of(chunked, new, Call((X, Y), {}))
     assert plan.blocks >= 6 and plan.rest is not None
     np.testing.assert_allclose(new_loss, loss, rtol=1e-11)
-    np.testing.assert_allclose(new_bound, bound, rtol=1e-11)
+    if options:
+        bound = svi.evaluate(state, X, Y)
+        np.testing.assert_allclose(chunked.evaluate(new, X, Y), bound, rtol=1e-11)
     params, found = svi.get_params(state), chunked.get_params(new)
     for name, value in params.items():
         scale = jnp.abs(value).max()
@@ -120,7 +122,14 @@ def shifted(X, y=None):
 
 
 @pytest.mark.parametrize(
-    "model", [standardised, scaled_by_all, of_fixed_size, kernel_of_the_data, shifted]
+    "model",
+    [
+        standardised,
+        of_fixed_size,
+        pytest.param(scaled_by_all, marks=pytest.mark.slow),
+        pytest.param(kernel_of_the_data, marks=pytest.mark.slow),
+        pytest.param(shifted, marks=pytest.mark.slow),
+    ],
 )
 def test_a_model_that_mixes_rows_is_not_split(model):
     svi = make(model, BUDGET)
