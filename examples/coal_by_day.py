@@ -2,7 +2,7 @@
 
     python examples/coal_by_day.py
 
-40,633 days with 191 disasters. A log-Gaussian Cox process on so many bins is out of reach
+40,634 days with 191 disasters. A log-Gaussian Cox process on so many bins is out of reach
 of a dense GP and blurred by inducing inputs; with Markov sites it is linear in their number. Writes
 ``coal_by_day.png``.
 """

@@ -23,7 +23,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 from numpyro.distributions import constraints
-from numpyro.infer import init_to_value
+from numpyro.infer import init_to_uniform, init_to_value
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
 
 from numpyro_tsvgp import GP, kernels
@@ -306,7 +306,9 @@ def _sampled() -> Case:
     rng = np.random.RandomState(12)
     X = line(rng, 40)
     y = rng.poisson(np.exp(0.7 + np.cos(2.0 * X)))
-    make = dual(optax.adam(0.03), hyper_guide=AutoNormal)
+    # Where NumPyro's own guides start; ours start at the median of the prior since.
+    start = partial(AutoNormal, init_loc_fn=init_to_uniform)
+    make = dual(optax.adam(0.03), hyper_guide=start)
     return Case(sampled, (X, y), NEW, spread(8, rng), make, draws=True)
 
 

@@ -190,8 +190,8 @@ RIGHT = 321.3114  # minus the bound that short steps (site_lr=0.05) lead to
 def test_narrow_likelihood(monkeypatch):
     """Every step from the prior goes further than the one before; the first loss does not tell."""
     calls = []
-    settled = run._settled
-    monkeypatch.setattr(run, "_settled", lambda *args: calls.append(1) or settled(*args))
+    settled = run.settled
+    monkeypatch.setattr(run, "settled", lambda *args: calls.append(1) or settled(*args))
     svi = make(logistic)
     result = svi.run(KEY, 40, X, Y, progress_bar=False)
     assert calls == [1] and result.losses.shape == (40,) and int(result.state.step) == 40
