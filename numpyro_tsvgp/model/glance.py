@@ -146,18 +146,20 @@ def check_all_rows(model: Model, call: Call) -> str:
     Returns:
       What is wrong with the rows of this process, naming the first that is; empty if nothing is.
     """
-    for everything in (call.of_all_data(), call):
+    bad, everything = True, call  # unless a compiled function says otherwise
+    for tried in (call.of_all_data(), call):
         try:
-            bad = bool(_any_bad(model, everything))
+            bad, everything = bool(_any_bad(model, tried)), tried
+            break
         except Exception:  # the arguments are one batch, or the model cannot be compiled
             continue
-        if not bad:
-            return ""
-        mine, start = _of_this_process(everything)
-        try:
-            check_values(read(model, mine, key=jax.random.key(0), first_rows=True))
-        except ValueError as error:
-            return f"{error}{_counted_from(start)}"
+    if not bad:
+        return ""
+    mine, start = _of_this_process(everything)
+    try:
+        check_values(read(model, mine, key=jax.random.key(0), first_rows=True))
+    except ValueError as error:
+        return f"{error}{_counted_from(start)}"
     return ""
 
 
