@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import time
 
 import jax
 import jax.numpy as jnp
@@ -288,16 +287,6 @@ def test_batches_of_varying_size_share_programs(half):
     with Compilations() as compilations:
         jax.jit(lambda x: x * 1.2345)(jnp.ones(3))
     assert compilations.found  # or the test could not fail
-
-
-def test_a_round_is_short(half):
-    now = half.condition(X[9:10], Y[9:10])
-    times = []
-    for i in range(10, 16):
-        start = time.process_time()
-        now = now.condition(X[i : i + 1], Y[i : i + 1])
-        times.append(time.process_time() - start)
-    assert min(times) < 0.05
 
 
 def by_group(X, group, y=None):
