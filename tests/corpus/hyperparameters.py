@@ -315,7 +315,7 @@ def moving_found(result) -> Answer:
     return {"w": points("w")(result)["w"], "loss": loss, "new": f}
 
 
-def moving(name, **guide):
+def moving(name, warns=None, **guide):
     def model(X, y=None):
         w = positive("w", 1.5)
         f = numpyro.sample("f", GP(kernels.RBF(1.0), w * X))
@@ -334,9 +334,12 @@ def moving(name, **guide):
         site_lr=1.0,
         mean=1.0,
         sd=None,
+        warns=warns,
     )(model)
 
 
+# Inducing inputs for where the inputs will go lie far from where they start.
+FAR = {"inducing": np.linspace(0.0, 6.0, 12), "warns": "lie further from its inputs"}
 moving("inputs_that_move_with_a_site_for_each_point")
-moving("inputs_that_move_with_tied_sites", inducing=np.linspace(0.0, 6.0, 12))
-moving("inputs_that_move_with_untied_sites", inducing=np.linspace(0.0, 6.0, 12), sites="untied")
+moving("inputs_that_move_with_tied_sites", **FAR)
+moving("inputs_that_move_with_untied_sites", **FAR, sites="untied")

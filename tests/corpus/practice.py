@@ -269,7 +269,7 @@ restless(
     "losses_that_jump",
     lambda f: dist.Cauchy(f, 0.1),
     CURVE,
-    "has not converged.*losses jump",
+    "has not converged.*losses jump|ended worse than it started",
     scale=0.05,
     variance=9.0,
 )
