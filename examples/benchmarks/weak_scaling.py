@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 
 def worker(kind: str, count: int, rank: int, port: int, rows: int, inducing: int) -> None:
@@ -87,17 +88,25 @@ if __name__ == "__main__":
     for name, default in (("count", 1), ("rank", 0), ("port", 0), ("rows", 20_000)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--inducing", type=int, default=200)
+    parser.add_argument("--quick", action="store_true", help="few rows and two at most, for tests")
+    parser.add_argument("--output", type=Path, default=Path("weak_scaling.csv"), help="the table")
     args = parser.parse_args()
     if args.worker:
         worker(args.worker, args.count, args.rank, args.port, args.rows, args.inducing)
         sys.exit()
+    counts = (1, 2, 4)
+    if args.quick:
+        args.rows, args.inducing, counts = 200, 10, (1, 2)
     cores = len(os.sched_getaffinity(0))
     print(f"{cores} cores, {args.rows:,} rows a device, {args.inducing} inducing inputs, float32")
+    table = ["kind,count,median_ms"]
     for kind in ("devices", "processes"):
         first = measured(kind, 1, args.rows, args.inducing)
-        for count in (1, 2, 4):
+        for count in counts:
             found = first if count == 1 else measured(kind, count, args.rows, args.inducing)
             print(
                 f"{count} {kind:9s} {1e3 * found:7.1f} ms an update, "
                 f"{found / first:.2f} of one, {found / (first * count):.2f} of one for each"
             )
+            table.append(f"{kind},{count},{1e3 * found:.1f}")
+    args.output.write_text("\n".join(table) + "\n")
