@@ -56,6 +56,7 @@ def converted(result, **options):
 # ---- objects ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_names_of_numpyro(result):
     data = converted(result, dims="numpyro")
     found = {name: data.posterior[name].dims[2:] for name in ("f", "g", "h")}

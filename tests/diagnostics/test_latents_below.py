@@ -210,6 +210,7 @@ def test_arviz_objects_have_b_where_it_belongs():
             assert noise.std() == pytest.approx(0.3, rel=0.1) and abs(noise.mean()) < 0.04
 
 
+@pytest.mark.slow
 def test_predictions_need_neither_data_nor_b():
     fit = at_the_mode()
     guide, params = fit.guide, fit.params

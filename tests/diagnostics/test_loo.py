@@ -414,6 +414,7 @@ def cavities_by_hand(fit, X, y, order, clip):
     ],
     ids=["its own", "default quadrature", "default rule"],
 )
+@pytest.mark.slow
 def test_loo_takes_quadrature_and_rule_of_the_fit(robust, order, clip, settings):
     assert (robust.fit.quadrature, robust.fit.rule) == (GaussHermite(5), Riemannian())
     elpd = loo(dataclasses.replace(robust.fit, **settings), threshold=1.0)

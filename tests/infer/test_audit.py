@@ -140,6 +140,7 @@ def narrowed(factor):
     return dataclasses.replace(honest("intercept"), params=narrower)
 
 
+@pytest.mark.slow
 def test_hyperparameters_that_are_too_sure():
     assert narrowed(1.0).audit(KEYS[0]).concerns == []
     for key in KEYS:

@@ -305,6 +305,7 @@ def test_passes_over_batches_equal_all_rows_at_once(svi, result):
         np.testing.assert_allclose(at_once.approximation[name], value, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_point_results_over_batches_equal_all_rows_at_once(result, tmp_path):
     fit, whole = result.fit, result.fit.with_data(X, Y).of_all_data()
     maps = [np.lib.format.open_memmap(tmp_path / f"{i}.npy", "w+", shape=(N,)) for i in range(2)]

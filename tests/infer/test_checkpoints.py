@@ -507,6 +507,7 @@ def test_fingerprint_of_models():
         assert fingerprint(build(0.1)) != fingerprint(build(0.2))
 
 
+@pytest.mark.slow
 def test_careful_start_is_resumed(tmp_path):
     """A start that is made with shorter steps is made once, also where the run was stopped."""
 

@@ -175,6 +175,7 @@ def moments_by_hand(lengthscale, noise, at):
 NEW = np.array([-0.5, 0.4, 1.7, 3.8])
 
 
+@pytest.mark.slow
 def test_marginals_are_mixtures_over_draws(fit):
     collapsed = collapse(fit, refresh=1)
     rng = np.random.default_rng(2)  # any values will do
@@ -252,6 +253,7 @@ def test_what_cannot_be_collapsed_says_so(fit):
         collapse(svi.fit(svi.init(jax.random.key(0), X, Y), X, Y))
 
 
+@pytest.mark.slow
 def test_the_density_takes_quadrature_and_rule_of_the_fit():
     """Sites made anew by one step, against the driver's own."""
 

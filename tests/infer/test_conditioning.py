@@ -157,6 +157,7 @@ def test_counts_settle_at_their_fixed_point(counts):
     assert_same(again, whole, 1e-6)
 
 
+@pytest.mark.slow
 def test_data_far_from_what_was_expected_do_not_diverge(counts):
     """At rate one the step would overshoot to rates of exp(1000)."""
     first = counts.fit(X[:17], COUNTS[:17])

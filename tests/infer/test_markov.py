@@ -160,6 +160,7 @@ def test_joint_draws(small):
     np.testing.assert_allclose(ours.log_prob(values)[0, 0], exact_density, atol=1e-4)  # jitter
 
 
+@pytest.mark.slow
 def test_ready_is_the_posterior(small):
     t, _, result = small
     q = latent(result.fit, jnp.array([7.0, -1.0, float(t[3]), 2.345]))

@@ -423,6 +423,7 @@ def move(free):
 
 
 @pytest.mark.parametrize("when", ["early", "converged"])
+@pytest.mark.slow
 def test_tied_bound_and_gradient_with_moved_hyperparameters(tied, free_data, when):
     """Hyperparameters and inducing inputs move; what the sites say of f(Z) before stays."""
     X, y, Z = free_data

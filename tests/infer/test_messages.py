@@ -442,6 +442,7 @@ def test_kernel_that_is_not_a_covariance():
     assert "too close" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_l1_distance_of_tinygp():
     tinygp = pytest.importorskip("tinygp")
     inputs = RNG.randn(N, 2)
@@ -463,6 +464,7 @@ def test_inducing_inputs_that_are_too_close_are_still_told_so():
         make(model, near).init(KEY, X, Y)
 
 
+@pytest.mark.slow
 def test_variance_that_becomes_negative():
     def model(X, y=None):
         variance = numpyro.param("variance", 0.1)  # without a constraint

@@ -565,6 +565,7 @@ def test_a_factor_shifts_the_loss_by_its_value():
     assert fitted.params["lengthscale"] > plain.params["lengthscale"] + 1e-3
 
 
+@pytest.mark.slow
 def test_deterministic_sites_and_scope():
     """A scope renames all sites and parameters; deterministic sites are predicted."""
 

@@ -45,6 +45,7 @@ def fit(model, **options):
     return svi.run(jax.random.key(0), STEPS, X, Y, progress_bar=False)
 
 
+@pytest.mark.slow
 def test_stretched_inputs_are_a_lengthscale():
     """Adam takes the same steps in log w as in minus log lengthscale: all numbers agree."""
     ours, theirs = fit(stretched), fit(scaled)

@@ -147,6 +147,7 @@ def _sparse_regression(X, y, Z, noise):
 
 
 @pytest.mark.parametrize("sites", ["tied", pytest.param("untied", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_published_forms_for_a_gaussian_likelihood(sites):
     """Known noise that differs from point to point; log N(y; 0, Q + S) is what both start from."""
     rng = np.random.RandomState(1)
@@ -226,6 +227,7 @@ def test_ep_like_is_the_evidence_of_a_gaussian_likelihood():
 
 
 @pytest.mark.parametrize("name", ["bernoulli", "poisson"])
+@pytest.mark.slow
 def test_ep_like_beats_the_bound(name):
     evaluate = values_of(name, False, [Bound(), EPLike()])
     errors = []
@@ -290,6 +292,7 @@ def _batched(X, y, size):
     [EPLike(), pytest.param(TighterBound(), marks=pytest.mark.slow)],
     ids=["ep", "tighter"],
 )
+@pytest.mark.slow
 def test_minibatches_estimate_the_whole(objective):
     """The mean over two halves is the whole, but for the scale that each half has of its own."""
     X = np.linspace(-2, 2, 16)
@@ -390,6 +393,7 @@ def test_moments_have_them_too():
     assert found[0] == pytest.approx(found[1], rel=1e-8)
 
 
+@pytest.mark.slow
 def test_markov_sites_have_them_too():
     """Expectation propagation, its objective and its gradient are those of a dense posterior."""
     times = np.sort(RNG.uniform(0.0, 4.0, 15))
@@ -425,6 +429,7 @@ def test_markov_sites_have_them_too():
     np.testing.assert_allclose(*found, rtol=1e-5)  # but for the jitter of the dense one
 
 
+@pytest.mark.slow
 def test_sites_that_are_not_in_the_posterior_are_shortened():
     """From the prior a tied site asks for more than there is: no cavity, and no loss of numbers."""
     X = np.linspace(-1, 1, 6)

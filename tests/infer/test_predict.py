@@ -53,6 +53,7 @@ def test_gaussian(noise):
     assert repr(at).startswith("Predictions(\n  y ~ Normal, shape (9,): mean ")
 
 
+@pytest.mark.slow
 def test_counts():
     fit = fitted(observed(lambda f: dist.Poisson(jnp.exp(f))), jnp.round(2 + jnp.sin(3.0 * X)))
     m, v = fit.marginals(NEW)["f"]
@@ -122,6 +123,7 @@ def test_two_functions_in_a_term_and_categories():
     assert "Categorical" in repr(at)
 
 
+@pytest.mark.slow
 def test_functions_that_share_a_coordinate_of_the_fit_do_not_share_it_here():
     """In a log-density of a vector two functions add up, in the density they multiply."""
 

@@ -79,6 +79,7 @@ def test_another_number_of_rows_compiles_nothing():
     assert module._site_marginals._cache_size() == before
 
 
+@pytest.mark.slow
 def test_what_no_file_can_hold_and_bad_inputs_are_refused(tmp_path):
     def model(X, y=None):
         kernel = kernels.as_kernel(lambda a, b: jnp.exp(a @ b.T))

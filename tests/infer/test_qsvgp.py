@@ -246,6 +246,7 @@ def test_all_reach_the_same_optimum(fits):
     assert prior > reference.losses[-1] + 1.0  # there was something to learn
 
 
+@pytest.mark.slow
 def test_what_works_with_a_fit_works_with_this_one():
     svi = QSVGP(binary, AutoMomentGaussian(binary, Z), optax.adam(0.1), site_lr=1.0)
     fit = svi.run(jax.random.key(0), 20, X, LABELS, progress_bar=False).fit

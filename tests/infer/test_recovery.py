@@ -165,6 +165,7 @@ def test_covariance_without_factor_at_the_start():
     make(inducing=close).init(jax.random.key(0), X, Y)  # the default jitter is enough
 
 
+@pytest.mark.slow
 def test_covariance_without_factor_on_the_way(tmp_path):
     """A straight line makes the lengthscale grow until, without jitter, K is singular."""
     path = tmp_path / "fit.npz"

@@ -151,6 +151,7 @@ def test_ep_of_little_power_is_the_default():
         np.testing.assert_allclose(a, b, atol=5e-3)
 
 
+@pytest.mark.slow
 def test_leaving_out_a_point_of_an_ep_fit():
     """The cavity of the sites that it has, by the book."""
     fit = fitted("probit", ExpectationPropagation())

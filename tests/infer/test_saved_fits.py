@@ -124,6 +124,7 @@ class Midpoint:
         return GaussHermite(self.size).nodes(key, dim)
 
 
+@pytest.mark.slow
 def test_what_a_file_cannot_name_is_asked_for(tmp_path):
     """Code is not saved: a rule, a guide and a guide of hyperparameters of one's own."""
 
