@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 from numpyro_tsvgp import inducing, kernels
 from numpyro_tsvgp.distributions import GP
 from numpyro_tsvgp.gaussian import quadrature
-from numpyro_tsvgp.infer.delta import AutoUnconstrainedDelta
-from numpyro_tsvgp.infer.dual import AutoDualGaussian
-from numpyro_tsvgp.infer.ep_like import EPLike
-from numpyro_tsvgp.infer.fisher import FisherScoring
+from numpyro_tsvgp.infer.em.qsvgp import QSVGP
+from numpyro_tsvgp.infer.em.tsvgp import TSVGP
+from numpyro_tsvgp.infer.files.saving import load, save
 from numpyro_tsvgp.infer.fit import Fit
-from numpyro_tsvgp.infer.laplace import Laplace
-from numpyro_tsvgp.infer.moment import AutoMomentGaussian
-from numpyro_tsvgp.infer.objective import Bound
-from numpyro_tsvgp.infer.online import Online, online
-from numpyro_tsvgp.infer.propagation import ExpectationPropagation
-from numpyro_tsvgp.infer.qsvgp import QSVGP
-from numpyro_tsvgp.infer.rules import NaturalGradient, Riemannian
-from numpyro_tsvgp.infer.saving import load, save
+from numpyro_tsvgp.infer.guides.delta import AutoUnconstrainedDelta
+from numpyro_tsvgp.infer.guides.dual import AutoDualGaussian
+from numpyro_tsvgp.infer.guides.moment import AutoMomentGaussian
+from numpyro_tsvgp.infer.new_data.online import Online, online
+from numpyro_tsvgp.infer.new_data.stream import Stream
 from numpyro_tsvgp.infer.state import FitError, TSVGPRunResult, TSVGPState
-from numpyro_tsvgp.infer.stream import Stream
-from numpyro_tsvgp.infer.tighter import TighterBound
-from numpyro_tsvgp.infer.tsvgp import TSVGP
+from numpyro_tsvgp.infer.steps.ep_like import EPLike
+from numpyro_tsvgp.infer.steps.fisher import FisherScoring
+from numpyro_tsvgp.infer.steps.laplace import Laplace
+from numpyro_tsvgp.infer.steps.objective import Bound
+from numpyro_tsvgp.infer.steps.propagation import ExpectationPropagation
+from numpyro_tsvgp.infer.steps.rules import NaturalGradient, Riemannian
+from numpyro_tsvgp.infer.steps.tighter import TighterBound
 from numpyro_tsvgp.reparam import GPReparam, whiten
 
 if TYPE_CHECKING:

@@ -66,7 +66,7 @@ def test_the_archives_hold_what_they_should(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         metadata = archive.read(next(n for n in names if n.endswith("METADATA"))).decode()
-    assert "numpyro_tsvgp/py.typed" in names and "numpyro_tsvgp/infer/tsvgp.py" in names
+    assert "numpyro_tsvgp/py.typed" in names and "numpyro_tsvgp/infer/em/tsvgp.py" in names
     top = {name.split("/")[0] for name in names}
     assert top == {"numpyro_tsvgp", f"numpyro_tsvgp-{PROJECT['version']}.dist-info"}
     assert any(name.endswith("LICENSE") for name in names)

@@ -33,7 +33,7 @@ def worker(kind: str, count: int, rank: int, port: int, rows: int, inducing: int
 
     from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
     from numpyro_tsvgp.gaussian.linalg import blas_threads
-    from numpyro_tsvgp.infer.sharding import placed
+    from numpyro_tsvgp.infer.feed.sharding import placed
     from numpyro_tsvgp.model.arguments import Call
 
     def model(X, y=None):

@@ -17,9 +17,9 @@ from numpyro_tsvgp.diagnostics.draws import draw, prior_hyperparameters
 from numpyro_tsvgp.diagnostics.labels import shape_of
 from numpyro_tsvgp.gaussian.linalg import blas_threads
 from numpyro_tsvgp.infer.collapse import evidence_of
-from numpyro_tsvgp.infer.driver import Driver
+from numpyro_tsvgp.infer.em.driver import Driver
 from numpyro_tsvgp.infer.fit import Fit, check_fit
-from numpyro_tsvgp.infer.hyper import Params
+from numpyro_tsvgp.infer.guides.hyper import Params
 from numpyro_tsvgp.infer.importance import log_weights, standard_normals
 from numpyro_tsvgp.model.likelihood import data_sites, log_prior
 

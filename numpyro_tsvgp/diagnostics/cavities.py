@@ -26,12 +26,12 @@ from jax import Array, lax
 from numpyro_tsvgp.gaussian.approximation import Local
 from numpyro_tsvgp.gaussian.quadrature import LogLikelihood, Marginals
 from numpyro_tsvgp.gaussian.whitened import PointSites
-from numpyro_tsvgp.infer.density import own_sites, scene_at
 from numpyro_tsvgp.infer.fit import Fit
-from numpyro_tsvgp.infer.hyper import Params
-from numpyro_tsvgp.infer.mixture import fine_nodes
-from numpyro_tsvgp.infer.query import Query
-from numpyro_tsvgp.infer.row_densities import RowDensities, row_densities
+from numpyro_tsvgp.infer.guides.hyper import Params
+from numpyro_tsvgp.infer.steps.density import own_sites, scene_at
+from numpyro_tsvgp.infer.steps.mixture import fine_nodes
+from numpyro_tsvgp.infer.steps.query import Query
+from numpyro_tsvgp.infer.steps.row_densities import RowDensities, row_densities
 from numpyro_tsvgp.model.information import information
 from numpyro_tsvgp.model.layout import Layout, find_layout
 from numpyro_tsvgp.model.likelihood import Terms, probabilities, terms

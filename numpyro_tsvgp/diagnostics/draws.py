@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from numpyro_tsvgp.gaussian.approximation import Noise
 from numpyro_tsvgp.infer.fit import Fit
-from numpyro_tsvgp.infer.hyper import Params
+from numpyro_tsvgp.infer.guides.hyper import Params
 from numpyro_tsvgp.infer.importance import standard_normals
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.likelihood import data_sites, pointwise_log_prob

@@ -18,9 +18,9 @@ from numpyro_tsvgp.diagnostics.cavities import AtPoints, Frame
 from numpyro_tsvgp.gaussian.caller import stack_level
 from numpyro_tsvgp.gaussian.linalg import blas_threads
 from numpyro_tsvgp.infer.collapse import Collapsed, collapsed_of
+from numpyro_tsvgp.infer.em.passes import fits_of_batches
 from numpyro_tsvgp.infer.fit import Fit, check_fit
-from numpyro_tsvgp.infer.hyper import Params
-from numpyro_tsvgp.infer.passes import fits_of_batches
+from numpyro_tsvgp.infer.guides.hyper import Params
 from numpyro_tsvgp.model.layout import Layout, LayoutFrame, observed_rows
 
 __all__ = ["influence", "loo"]

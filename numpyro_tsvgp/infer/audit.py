@@ -21,10 +21,10 @@ from jax import Array, lax
 from numpyro_tsvgp.gaussian.linalg import blas_threads
 from numpyro_tsvgp.gaussian.quadrature import Marginals, expect
 from numpyro_tsvgp.infer.collapse import evidence_of
-from numpyro_tsvgp.infer.density import scene_at
 from numpyro_tsvgp.infer.fit import Fit
-from numpyro_tsvgp.infer.hyper import Params
+from numpyro_tsvgp.infer.guides.hyper import Params
 from numpyro_tsvgp.infer.importance import standard_normals
+from numpyro_tsvgp.infer.steps.density import scene_at
 from numpyro_tsvgp.model.likelihood import density, log_prior
 from numpyro_tsvgp.model.read import is_observed, on_some_rows, run_with
 

@@ -16,13 +16,13 @@ from numpyro.primitives import Messenger
 
 from numpyro_tsvgp.gaussian.linalg import blas_threads
 from numpyro_tsvgp.gaussian.quadrature import Marginals
-from numpyro_tsvgp.infer.checks import check_rows
-from numpyro_tsvgp.infer.density import Scene, objective_of, scene_at, sites_of_points
+from numpyro_tsvgp.infer.em.checks import check_rows
 from numpyro_tsvgp.infer.fit import Fit, check_fit
-from numpyro_tsvgp.infer.hyper import Params
+from numpyro_tsvgp.infer.guides.hyper import Params
+from numpyro_tsvgp.infer.guides.prediction import joint_of, marginals_of
 from numpyro_tsvgp.infer.importance import log_weights, standard_normals
-from numpyro_tsvgp.infer.objective import Objective
-from numpyro_tsvgp.infer.prediction import joint_of, marginals_of
+from numpyro_tsvgp.infer.steps.density import Scene, objective_of, scene_at, sites_of_points
+from numpyro_tsvgp.infer.steps.objective import Objective
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.read import Message, read
 

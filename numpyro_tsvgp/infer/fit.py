@@ -12,22 +12,22 @@ import jax
 from jax import Array
 
 from numpyro_tsvgp.gaussian.quadrature import Nodes, Quadrature
-from numpyro_tsvgp.infer import prediction
-from numpyro_tsvgp.infer.density import nodes_of, refreshed
-from numpyro_tsvgp.infer.guide import GPGuide
-from numpyro_tsvgp.infer.hyper import HyperGuide, Params
-from numpyro_tsvgp.infer.objective import Bound, Objective
-from numpyro_tsvgp.infer.rules import NaturalGradient, SiteRule
+from numpyro_tsvgp.infer.guides import prediction
+from numpyro_tsvgp.infer.guides.guide import GPGuide
+from numpyro_tsvgp.infer.guides.hyper import HyperGuide, Params
+from numpyro_tsvgp.infer.steps.density import nodes_of, refreshed
+from numpyro_tsvgp.infer.steps.objective import Bound, Objective
+from numpyro_tsvgp.infer.steps.rules import NaturalGradient, SiteRule
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.read import Reading
 from numpyro_tsvgp.model.structure import Structure
 
 if TYPE_CHECKING:
     from numpyro_tsvgp.infer.audit import Audit
-    from numpyro_tsvgp.infer.fantasy import Fantasies
-    from numpyro_tsvgp.infer.functions import FunctionDraws
-    from numpyro_tsvgp.infer.predictive import Predictions
-    from numpyro_tsvgp.infer.predictor import Predictor
+    from numpyro_tsvgp.infer.new_data.fantasy import Fantasies
+    from numpyro_tsvgp.infer.predictions.functions import FunctionDraws
+    from numpyro_tsvgp.infer.predictions.predictive import Predictions
+    from numpyro_tsvgp.infer.predictions.predictor import Predictor
     from numpyro_tsvgp.infer.replay import Memory
 
 __all__ = ["Fit", "check_fit"]
@@ -105,7 +105,7 @@ class Fit:
           ``batches``, an iterator of such dicts; with ``out``, the number of rows written to it.
         """
         if batches is not None:
-            from numpyro_tsvgp.infer import passes  # they are made of fits
+            from numpyro_tsvgp.infer.em import passes  # they are made of fits
 
             parts = passes.marginals_of_batches(self, batches, kwargs, num_hyper)
             return parts if out is None else passes.write_marginals(parts, out)
@@ -155,7 +155,8 @@ class Fit:
           **kwargs: keyword arguments of the model.
 
         Returns:
-          The draws, a pytree; see :class:`~numpyro_tsvgp.infer.functions.FunctionDraws`.
+          The draws, a pytree; see
+          :class:`~numpyro_tsvgp.infer.predictions.functions.FunctionDraws`.
 
         Raises:
           ValueError: if a kernel has no random features.
@@ -176,7 +177,7 @@ class Fit:
           >>> jax.grad(lambda x: draws["f"](x[None])[0, 0])(0.5).shape
           ()
         """
-        from numpyro_tsvgp.infer.functions import draw_functions  # it is made of fits
+        from numpyro_tsvgp.infer.predictions.functions import draw_functions  # it is made of fits
 
         return draw_functions(self, rng_key, num, self.inputs(args, kwargs), features=features)
 
@@ -191,9 +192,9 @@ class Fit:
 
         Returns:
           A pytree that is called with arguments of the model, and that :func:`~numpyro_tsvgp.save`
-          takes; see :class:`~numpyro_tsvgp.infer.predictor.Predictor`.
+          takes; see :class:`~numpyro_tsvgp.infer.predictions.predictor.Predictor`.
         """
-        from numpyro_tsvgp.infer.predictor import make_predictor  # it is made of fits
+        from numpyro_tsvgp.infer.predictions.predictor import make_predictor  # it is made of fits
 
         return make_predictor(self, self.inputs(args, kwargs), num_hyper)
 
@@ -208,8 +209,8 @@ class Fit:
 
         Returns:
           By observed site, its mean, variance, quantiles, probabilities and log density; see
-          :class:`~numpyro_tsvgp.infer.predictive.Prediction`. Where the model has one observed
-          site, ``fit.predict(X_new).mean`` is short for ``fit.predict(X_new)["y"].mean``.
+          :class:`~numpyro_tsvgp.infer.predictions.predictive.Prediction`. Where the model has one
+          observed site, ``fit.predict(X_new).mean`` is short for ``fit.predict(X_new)["y"].mean``.
 
         Raises:
           ValueError: if the model has no site to predict, or one that is not an integral over the
@@ -304,7 +305,7 @@ class Fit:
           P. E. Chang, P. Verma, S. T. John, A. Solin, M. E. Khan, *Memory-based dual Gaussian
           processes for sequential learning*, ICML 2023.
         """
-        from numpyro_tsvgp.infer.conditioning import condition  # it is made of fits
+        from numpyro_tsvgp.infer.new_data.conditioning import condition  # it is made of fits
 
         return condition(self, Call(args, kwargs))
 
@@ -327,7 +328,7 @@ class Fit:
           ValueError: if the fit does not have them. Where it is without its training data, this
             can be seen only if nothing else was observed nearby.
         """
-        from numpyro_tsvgp.infer.conditioning import without
+        from numpyro_tsvgp.infer.new_data.conditioning import without
 
         return without(self, Call(args, kwargs))
 
@@ -364,7 +365,7 @@ class Fit:
           >>> imagined.marginals(X)["f"].mean.shape, imagined.values["y"].shape
           ((8, 20), (8, 2))
         """
-        from numpyro_tsvgp.infer.fantasy import fantasies
+        from numpyro_tsvgp.infer.new_data.fantasy import fantasies
 
         return fantasies(self, rng_key, num, Call(args, kwargs))
 
@@ -386,7 +387,7 @@ class Fit:
         Raises:
           ValueError: if inputs are not what the GP takes, or a GP has no inducing inputs.
         """
-        from numpyro_tsvgp.infer.moving import with_inducing
+        from numpyro_tsvgp.infer.new_data.moving import with_inducing
 
         return with_inducing(self, Z)
 

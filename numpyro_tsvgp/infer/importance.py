@@ -12,8 +12,8 @@ from jax import Array, lax
 
 from numpyro_tsvgp.gaussian.approximation import Noise
 from numpyro_tsvgp.infer.fit import Fit
-from numpyro_tsvgp.infer.guide import Latent
-from numpyro_tsvgp.infer.hyper import Params
+from numpyro_tsvgp.infer.guides.guide import Latent
+from numpyro_tsvgp.infer.guides.hyper import Params
 from numpyro_tsvgp.model.likelihood import log_likelihood
 
 __all__ = ["log_weights", "standard_normals"]

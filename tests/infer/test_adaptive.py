@@ -17,7 +17,7 @@ from numpyro_tsvgp import (
     Riemannian,
     kernels,
 )
-from numpyro_tsvgp.infer.adaptive import Adaptive
+from numpyro_tsvgp.infer.steps.adaptive import Adaptive
 
 positive = dist.constraints.positive
 KEY = jax.random.key(0)

@@ -23,7 +23,7 @@ from numpyro_tsvgp import (
     kernels,
     loo,
 )
-from numpyro_tsvgp.infer.prefetch import Prefetched
+from numpyro_tsvgp.infer.feed.prefetch import Prefetched
 
 N, M = 60, 6
 RNG = np.random.RandomState(0)

@@ -31,8 +31,8 @@ from numpyro_tsvgp import (
     load,
     save,
 )
-from numpyro_tsvgp.infer import loop
-from numpyro_tsvgp.infer.fingerprint import fingerprint
+from numpyro_tsvgp.infer.em import loop
+from numpyro_tsvgp.infer.files.fingerprint import fingerprint
 
 positive = dist.constraints.positive
 

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
-from numpyro_tsvgp.infer.chunks import plan_of
+from numpyro_tsvgp.infer.em.chunks import plan_of
 from numpyro_tsvgp.model.arguments import Call
 
 N, M = 101, 6  # a prime number of rows: some are left over

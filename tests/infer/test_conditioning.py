@@ -26,7 +26,7 @@ from numpyro_tsvgp import (
     save,
     to_arviz,
 )
-from numpyro_tsvgp.infer.conditioning import prepared
+from numpyro_tsvgp.infer.new_data.conditioning import prepared
 from numpyro_tsvgp.model.arguments import Call
 
 RNG = np.random.default_rng(0)
@@ -362,8 +362,8 @@ def test_bad_data_are_refused_before_anything_is_computed(half, counts, monkeypa
     def never(*args, **kwargs):
         raise AssertionError("computed with bad data")
 
-    monkeypatch.setattr("numpyro_tsvgp.infer.conditioning._conditioned", never)
-    monkeypatch.setattr("numpyro_tsvgp.infer.conditioning._sites_at", never)
+    monkeypatch.setattr("numpyro_tsvgp.infer.new_data.conditioning._conditioned", never)
+    monkeypatch.setattr("numpyro_tsvgp.infer.new_data.conditioning._sites_at", never)
     nan = np.array([0.1, np.nan, 0.2])
     for fit, args, words in [
         (

@@ -9,9 +9,9 @@ import optax
 import pytest
 
 from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
-from numpyro_tsvgp.infer import run
-from numpyro_tsvgp.infer.convergence import complaint
-from numpyro_tsvgp.infer.warmup import overshoots, settle
+from numpyro_tsvgp.infer.em import run
+from numpyro_tsvgp.infer.em.convergence import complaint
+from numpyro_tsvgp.infer.em.warmup import overshoots, settle
 
 N = 40
 RNG = np.random.RandomState(0)

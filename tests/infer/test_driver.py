@@ -14,8 +14,8 @@ import pytest
 from numpyro.infer import SVI
 
 from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
-from numpyro_tsvgp.infer import iteration
-from numpyro_tsvgp.infer.optim import as_optimizer, evaluates_once
+from numpyro_tsvgp.infer.em import iteration
+from numpyro_tsvgp.infer.em.optim import as_optimizer, evaluates_once
 
 N, M = 30, 6
 RNG = np.random.RandomState(7)

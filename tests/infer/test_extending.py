@@ -23,8 +23,8 @@ from numpyro_tsvgp.gaussian.approximation import Local, Noise
 from numpyro_tsvgp.gaussian.linalg import add_jitter, cholesky, cholesky_of_residual
 from numpyro_tsvgp.gaussian.quadrature import Marginals, SiteGradients, site_gradients
 from numpyro_tsvgp.gaussian.whitened import PointSites
-from numpyro_tsvgp.infer.guide import GPGuide
-from numpyro_tsvgp.infer.rules import Blending
+from numpyro_tsvgp.infer.guides.guide import GPGuide
+from numpyro_tsvgp.infer.steps.rules import Blending
 
 RNG = np.random.RandomState(4)
 X = np.sort(RNG.uniform(-2.0, 2.0, 16))

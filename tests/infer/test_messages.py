@@ -24,7 +24,7 @@ from numpyro_tsvgp import (
     TSVGPRunResult,
     kernels,
 )
-from numpyro_tsvgp.infer import memory
+from numpyro_tsvgp.infer.guides import memory
 
 N = 30
 RNG = np.random.RandomState(0)

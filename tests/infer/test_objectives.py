@@ -26,7 +26,7 @@ from numpyro_tsvgp import (
     collapse,
     kernels,
 )
-from numpyro_tsvgp.infer.density import objective_of, sites_of_points
+from numpyro_tsvgp.infer.steps.density import objective_of, sites_of_points
 from numpyro_tsvgp.model.arguments import Call
 
 KEY = jax.random.key(0)

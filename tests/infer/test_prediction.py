@@ -16,7 +16,7 @@ from scipy import stats
 
 from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
 from numpyro_tsvgp.gaussian import rows
-from numpyro_tsvgp.infer import prediction
+from numpyro_tsvgp.infer.guides import prediction
 from numpyro_tsvgp.model.arguments import Call
 
 N, M, NEW, DRAWS = 30, 6, 9, 20_000

@@ -10,7 +10,7 @@ import pytest
 from numpyro.infer.autoguide import AutoNormal
 
 from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels, load, save
-from numpyro_tsvgp.infer.predictor import bucket
+from numpyro_tsvgp.infer.predictions.predictor import bucket
 
 rng = np.random.default_rng(0)
 X, NEW = rng.normal(size=(60, 2)), rng.normal(size=(11, 2))
@@ -69,7 +69,7 @@ def test_numbers_of_rows_share_programs():
 
 
 def test_another_number_of_rows_compiles_nothing():
-    from numpyro_tsvgp.infer import predictor as module
+    from numpyro_tsvgp.infer.predictions import predictor as module
 
     site = fitted().predictor()["f"]
     site(NEW)

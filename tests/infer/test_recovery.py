@@ -21,7 +21,7 @@ from numpyro_tsvgp import (
     kernels,
     load,
 )
-from numpyro_tsvgp.infer import loop
+from numpyro_tsvgp.infer.em import loop
 from numpyro_tsvgp.model.arguments import Call
 
 positive = dist.constraints.positive

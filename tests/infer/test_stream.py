@@ -11,8 +11,8 @@ import optax
 import pytest
 
 from numpyro_tsvgp import GP, AutoDualGaussian, Stream, kernels, load, save
-from numpyro_tsvgp.infer.conditioning import bare, prepared
-from numpyro_tsvgp.infer.stream import _Batch, _objective
+from numpyro_tsvgp.infer.new_data.conditioning import bare, prepared
+from numpyro_tsvgp.infer.new_data.stream import _Batch, _objective
 from numpyro_tsvgp.model.arguments import Call
 
 RNG = np.random.default_rng(0)

@@ -16,7 +16,7 @@ from scipy.stats import multivariate_normal
 from numpyro_tsvgp import GP, kernels
 from numpyro_tsvgp.distributions import find_gp
 from numpyro_tsvgp.gaussian.inducing_values import InducingJoint
-from numpyro_tsvgp.infer.joint import GPPosterior
+from numpyro_tsvgp.infer.guides.joint import GPPosterior
 
 N = 6
 X = np.linspace(0.0, 1.0, N)

@@ -1,0 +1,165 @@
+"""A run of many updates: a careful start, the loop, and what is said at its end."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+from jax import Array
+
+from numpyro_tsvgp.gaussian.caller import stack_level
+from numpyro_tsvgp.gaussian.linalg import blas_threads
+from numpyro_tsvgp.infer.em.checks import check_rate, check_state
+from numpyro_tsvgp.infer.em.convergence import complaint
+from numpyro_tsvgp.infer.em.failures import diagnose
+from numpyro_tsvgp.infer.em.loop import run_steps
+from numpyro_tsvgp.infer.em.warmup import overshoots, settle
+from numpyro_tsvgp.infer.feed.batches import Feed
+from numpyro_tsvgp.infer.files.fingerprint import fingerprint
+from numpyro_tsvgp.infer.state import TSVGPRunResult, TSVGPState
+from numpyro_tsvgp.model.arguments import Call
+from numpyro_tsvgp.model.glance import numbers_of
+
+if TYPE_CHECKING:
+    from numpyro_tsvgp.infer.em.driver import Driver
+
+__all__ = ["RunOptions", "check_num_steps", "run", "settled"]
+
+# Seconds from which on a run is audited at its end.
+_LONG = 60.0
+
+
+class RunOptions(NamedTuple):
+    """The options of a run, as :meth:`Driver.run` documents them."""
+
+    progress_bar: bool
+    stable_update: bool
+    init_state: TSVGPState | None
+    init_params: Mapping[str, Any] | None
+    checkpoint: str | os.PathLike[str] | None
+    checkpoint_every: int | None
+    audit: bool | None
+
+
+def check_num_steps(num_steps: Any) -> None:
+    """The number of updates must be one, and not an argument of the model."""
+    if not isinstance(num_steps, int) or num_steps < 1:
+        raise ValueError(
+            "num_steps must be a positive integer, got "
+            f"{num_steps if isinstance(num_steps, int) else _kind(num_steps)}. The "
+            "arguments are svi.run(rng_key, num_steps, *arguments of the model)."
+        )
+
+
+def run(
+    driver: Driver, rng_key: Array, num_steps: int, feed: Feed, options: RunOptions
+) -> TSVGPRunResult:
+    """Runs ``num_steps`` updates; see :meth:`Driver.run`."""
+    call = feed.first
+    if options.init_state is None:
+        state = driver.init(rng_key, *call.args, init_params=options.init_params, **call.kwargs)
+    else:
+        state = options.init_state
+        check_state(driver, state, call)
+    check_rate(driver.site_lr, state, num_steps)
+    step = driver.compiled_stable_update if options.stable_update else driver.compiled_update
+    params = driver.get_params(state)
+    largest = max(driver.guide.unpack(name, params).largest_factor for name in state.structure.gps)
+    started = time.monotonic()
+    points, subsampling = count_points(driver, call)
+    has_rate = driver.e_steps and (driver.adaptive is None or subsampling > 1)  # to give advice on
+    rate = float(driver.rate(state.step + num_steps - 1, subsampling)) if has_rate else None
+    hyper = state.structure.hyper
+    is_point = driver.guide.hyper_guide(hyper, call).is_point
+    drawn = 0 if is_point else sum(math.prod(shape) for shape, _ in hyper.signature)
+
+    def careful_start(losses: Sequence[float]) -> TSVGPState | None:
+        if options.init_state is not None or (driver.adaptive is not None and subsampling == 1):
+            return None
+        if overshoots(losses, points, subsampled=subsampling > 1):
+            return settled(driver, state, call)
+        return None
+
+    with blas_threads(largest):
+        result = run_steps(
+            lambda state: step(state, feed.next()),
+            state,
+            num_steps,
+            result=partial(_result, driver, feed),
+            usable=lambda state: bool(driver.compiled_usable(state, call)),
+            diagnose=lambda state: diagnose(driver, state, feed.current),
+            judge=lambda losses: complaint(
+                losses, points, subsampled=subsampling > 1, rate=rate, drawn=drawn
+            ),
+            careful_start=careful_start,
+            fingerprint=_fingerprint(driver, state, feed) if options.checkpoint is not None else {},
+            feed=feed,
+            progress_bar=options.progress_bar,
+            checkpoint=options.checkpoint,
+            checkpoint_every=options.checkpoint_every,
+        )
+    audit = options.audit
+    if audit is None and result.fit.call is None:
+        audit = False  # the data are not here any more
+    if audit is None:
+        audit = not state.structure.proven or time.monotonic() - started > _LONG
+    if audit:
+        fit = result.fit.with_data(*feed.current.args, **feed.current.kwargs)
+        found = fit.audit(jax.random.fold_in(rng_key, 0), hyperparameters=False)
+        for concern in found.concerns:
+            warnings.warn(f"Audit of the fit: {concern}", stacklevel=stack_level())
+    return result
+
+
+def _kind(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return type(value).__name__ if shape is None else f"an array of shape {shape}"
+
+
+def settled(driver: Driver, state: TSVGPState, call: Call) -> TSVGPState:
+    """The state with sites that suit its hyperparameters, reached without overshooting."""
+    key = state.rng_key
+
+    @jax.jit
+    def attempt(state: TSVGPState, rate: Any, call: Call) -> tuple[TSVGPState, Array]:
+        new, *_ = driver.e_step(state, key, call, rate)
+        return new, driver.loss(new, driver.free(new.optim_state), key, call)
+
+    _, subsampling = numbers_of(driver.model, call)
+    rate = float(driver.rate(state.step, subsampling))
+    return settle(lambda state, r: attempt(state, r, call), state, rate)
+
+
+def _fingerprint(driver: Driver, state: TSVGPState, feed: Feed) -> dict[str, str]:
+    settings = (
+        *(driver.site_lr, driver.e_steps, driver.m_steps),
+        *(driver.quadrature, driver.rule, driver.objective, driver.optim),
+    )
+    return {
+        "the data": fingerprint(feed.signature),
+        "the model": fingerprint(driver.model),
+        "the settings of the driver": fingerprint(settings),
+        "the start (random key, initial values or inducing inputs)": fingerprint(
+            (driver.get_params(state), state.rng_key)
+        ),
+    }
+
+
+def _result(driver: Driver, feed: Feed, state: TSVGPState, losses: Any) -> TSVGPRunResult:
+    result = TSVGPRunResult(driver.get_params(state), state, losses)
+    call = feed.first
+    fit = driver.fit(state, *call.args, **call.kwargs)
+    result.fit = fit if feed.has_all_data else dataclasses.replace(fit, call=None)
+    return result
+
+
+def count_points(driver: Driver, call: Call) -> tuple[float, float]:
+    """How many data points there are, subsampled or not, and how many times those of a batch."""
+    return numbers_of(driver.model, call)

@@ -1,0 +1,1 @@
+"""Data on their way to an update: loaders, devices, hosts."""

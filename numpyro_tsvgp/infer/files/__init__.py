@@ -1,0 +1,1 @@
+"""Fits, predictors and checkpoints in files."""

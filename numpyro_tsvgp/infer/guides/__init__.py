@@ -1,0 +1,1 @@
+"""Guides of GPs, and of the hyperparameters beside them."""

@@ -1,0 +1,1 @@
+"""Fits that take in new data, give up old ones, and look ahead."""

@@ -1,0 +1,307 @@
+"""The predictive distribution of data, in their own units."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from numpyro_tsvgp.infer.predictions import predictive_integrals as integrals
+from numpyro_tsvgp.infer.predictions.predictive_integrals import Kind, Source
+from numpyro_tsvgp.infer.predictions.predictive_sites import find_targets
+from numpyro_tsvgp.infer.predictions.predictor import Predictor
+from numpyro_tsvgp.infer.steps.mixture import LEVELS, fine_nodes
+from numpyro_tsvgp.model.arguments import Call
+
+__all__ = ["Prediction", "Predictions", "predictions"]
+
+# Draws where a distribution has no cdf.
+_DRAWS = 4000
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    r"""The predictive distribution of one observed site, number by number.
+
+    .. math:: p(y_i) = \int p(y_i \mid f, \theta) \, q(f(x_i) \mid \theta) \, q(\theta)
+
+    An integral over the marginals of the GPs, by a quadrature that is refined until it does not
+    change, and, where hyperparameters have a distribution, an average over draws of them. The
+    numbers of one site are not independent of each other; these are their marginals. For joint
+    draws use ``Predictive`` with ``fit.sample`` or ``fit.functions``.
+
+    Attributes:
+      name: of the site.
+      kind: what distribution it has given f.
+      source: what it is an integral of.
+    """
+
+    name: str
+    kind: Kind
+    source: Source
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the data."""
+        return self.kind.shape
+
+    @cached_property
+    def mean(self) -> Array:
+        """The mean; for binary data the probability of one.
+
+        Raises:
+          ValueError: if the distribution has none, as that of categories.
+        """
+        mean = self._integral(integrals.mean)
+        if not isinstance(mean, jax.core.Tracer) and jnp.isnan(mean).all():
+            raise ValueError(
+                f"Site '{self.name}' is {self.kind.family}, whose mean is not defined. "
+                "Categories have probabilities, probs, and every distribution has quantiles."
+            )
+        return mean
+
+    @cached_property
+    def variance(self) -> Array:
+        """The variance, of f and of the data given f together."""
+        return self._integral(integrals.spread, self.mean)
+
+    @property
+    def std(self) -> Array:
+        """The standard deviation."""
+        return jnp.sqrt(self.variance)
+
+    def log_prob(self, y: Any) -> Array:
+        """Log predictive density, or probability, of data of the shape of the site.
+
+        Args:
+          y: the data; they broadcast to the shape of the site.
+
+        Returns:
+          One number for each of the data, or for each vector of them where the distribution is
+          one of vectors.
+        """
+        y = jnp.asarray(y)
+        try:
+            fits = jnp.broadcast_shapes(y.shape, self.shape) == self.shape
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ValueError(
+                f"y has shape {y.shape}, which does not broadcast to {self.shape}, the shape of "
+                f"site '{self.name}' at these inputs."
+            )
+        return self._integral(integrals.log_prob, jnp.broadcast_to(y, self.shape), log=True)
+
+    @cached_property
+    def probs(self) -> Array:
+        """Probabilities of all values that the data can have, along a last axis.
+
+        Raises:
+          ValueError: if there are infinitely many.
+        """
+        if not self.kind.enumerable:
+            raise ValueError(
+                f"Site '{self.name}' is {self.kind.family}, whose values cannot be listed. The "
+                "probability of one of them is exp(log_prob(y))."
+            )
+        return self._integral(integrals.probabilities)
+
+    def quantiles(self, q: Any) -> Array:
+        """Quantiles: for discrete data the smallest value whose cumulative probability reaches q.
+
+        By bisection of the mixture of the distribution's ``cdf``, or of its listed probabilities.
+        A distribution that has neither is drawn from 4000 times, see ``quantiles_from``.
+
+        Args:
+          q: one or more numbers between 0 and 1.
+
+        Returns:
+          An array of the shape of ``q`` and then of the site.
+        """
+        q = np.asarray(q, float)
+        if not ((q > 0) & (q < 1)).all():
+            raise ValueError(f"Quantiles are asked for at numbers between 0 and 1, not at {q}.")
+        flat = jnp.asarray(q.ravel())
+        found: Any
+        if self.quantiles_from == "probabilities":
+            cumulative = jnp.cumsum(self.probs, -1)
+            reached = cumulative >= flat.reshape(-1, *[1] * cumulative.ndim) * cumulative[..., -1:]
+            found = self.kind.values[np.asarray(jnp.argmax(reached, -1))]
+        elif self.quantiles_from == "cdf":
+            found = self._bisect(flat)
+        else:
+            draws = integrals.draw(self.source, jax.random.key(0), name=self.name, num=_DRAWS)
+            found = jnp.quantile(draws.astype(float), flat, axis=0)
+        return jnp.asarray(found).reshape(q.shape + self.shape)
+
+    def interval(self, probability: float = 0.9) -> tuple[Array, Array]:
+        """The lower and upper end of a band with as much probability below it as above."""
+        tail = 0.5 * (1.0 - probability)
+        low, high = self.quantiles([tail, 1.0 - tail])
+        return low, high
+
+    @property
+    def quantiles_from(self) -> str:
+        """Where quantiles come from: ``"cdf"``, ``"probabilities"`` or ``"draws"``."""
+        if self.kind.enumerable:
+            return "probabilities"
+        return "cdf" if self.kind.has_cdf else "draws"
+
+    def sample(self, rng_key: Array, num: int) -> Array:
+        """Draws of each of the data by itself, ``(num, *shape)``: they are not joint draws."""
+        return integrals.draw(self.source, rng_key, name=self.name, num=num)
+
+    def __repr__(self) -> str:
+        text = f"{self.name} ~ {self.kind.family}, shape {self.shape}"
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(self.source)):
+            return text
+        try:
+            m, s = self.mean, self.std
+        except ValueError:
+            return text
+        text += f": mean {m.min():.4g} to {m.max():.4g}, sd {s.min():.4g} to {s.max():.4g}"
+        return text
+
+    def _integral(self, visit: Callable[..., Any], *arrays: Array, log: bool = False) -> Array:
+        return _refined(
+            self.name,
+            self.source,
+            lambda nodes: integrals.integral(
+                self.source, nodes, arrays, name=self.name, visit=visit, log=log
+            ),
+            log,
+        )
+
+    def _bisect(self, q: Array) -> Array:
+        try:
+            centre, scale = self.mean, self.std
+        except ValueError:
+            centre, scale = jnp.zeros(self.shape), jnp.ones(self.shape)
+        centre = jnp.where(jnp.isfinite(centre), centre, 0.0)
+        scale = jnp.where(jnp.isfinite(scale) & (scale > 0), scale, 1.0)
+
+        def at(nodes: Any) -> Array:
+            found = integrals.bisect(
+                self.source, nodes, q, centre, scale, name=self.name, discrete=self.kind.discrete
+            )
+            check = integrals.integral(
+                self.source, nodes, (found,), name=self.name, visit=integrals.cdf, log=False
+            )
+            return jnp.stack([found, found + (check[1] - check[0]), jnp.zeros_like(found)])
+
+        # What is compared is the cumulative probability at the quantile, by two rules.
+        return _refined(self.name, self.source, at, log=False, scale=0.1)
+
+
+def _refined(
+    name: str, source: Source, at: Callable[[Any], Array], log: bool, scale: float | None = None
+) -> Array:
+    """An integral by rules that get finer until a coarser one on the same nodes agrees."""
+    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(source))
+    on_grid = source.dim <= 3
+    for level in range(LEVELS):
+        if traced:  # there is no looking at the result
+            return at(fine_nodes(source.dim, 1))[0]
+        found = at(fine_nodes(source.dim, level))
+        fine, coarse, outermost = (np.asarray(x, float) for x in found)
+        with np.errstate(invalid="ignore"):
+            if log:
+                apart = np.abs(fine - coarse)
+                apart = np.where(np.isneginf(fine) & np.isneginf(coarse), 0.0, apart)
+                cut = outermost > fine - 5.0
+            else:
+                size = np.nanmax(np.abs(fine), initial=0.0) if scale is None else scale
+                apart, cut = np.abs(fine - coarse) / max(size, 1e-300), np.zeros(1, bool)
+        # On a grid the error of the finer rule is the fourth power of that of the coarser one.
+        close = (0.1 if log else 1e-3) if on_grid else (0.1 if log else 1e-2)
+        worst = float(np.nanmax(apart, initial=0.0))
+        if (worst <= close and not cut.any()) or not np.isfinite(worst):
+            return found[0]
+    warnings.warn(
+        f"The predictive distribution of site '{name}' is an integral that the finest quadrature "
+        f"does not settle: two rules differ by {worst:.2g}. The likelihood is much narrower than "
+        "the posterior of f, or the data are far in its tail.",
+        UserWarning,
+        stacklevel=4,
+    )
+    return found[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Predictive distributions by observed site.
+
+    ``predictions["y"]`` is that of one site. Where the model observes one site, everything that a
+    :class:`Prediction` has can be asked of this, too, as in ``fit.predict(X_new).mean``.
+
+    Attributes:
+      sites: by name.
+    """
+
+    sites: dict[str, Prediction]
+
+    def __getitem__(self, name: str) -> Prediction:
+        if name not in self.sites:
+            raise KeyError(f"no site '{name}' to predict; there are {sorted(self.sites)}")
+        return self.sites[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.sites)
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+    def items(self) -> Any:
+        return self.sites.items()
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_") or not hasattr(Prediction, attribute):
+            raise AttributeError(f"'Predictions' has no attribute '{attribute}'")
+        if len(self.sites) > 1:
+            first = next(iter(self.sites))
+            raise AttributeError(
+                f"The model has several sites to predict, {sorted(self.sites)}: name one, as in "
+                f"predictions['{first}'].{attribute}."
+            )
+        return getattr(next(iter(self.sites.values())), attribute)
+
+    def __repr__(self) -> str:
+        lines = "\n".join(f"  {site!r}" for site in self.sites.values())
+        return f"Predictions(\n{lines}\n)"
+
+
+def predictions(predictor: Predictor, call: Call) -> Predictions:
+    """Predictive distributions of all sites that hold data.
+
+    Args:
+      predictor: a fit that is ready to predict.
+      call: arguments of the model, without the data.
+
+    Returns:
+      The distributions.
+
+    Raises:
+      ValueError: if there is none, or one that is not an integral over marginals of GPs.
+    """
+    marginals = predictor.marginals(call)
+    targets = find_targets(predictor, call)
+    assert predictor.model is not None
+    source = Source(
+        call=targets.call,
+        parameters=predictor.parameters,
+        hyper=predictor.draws(),
+        marginals=marginals,
+        model=predictor.model,
+        coordinates=targets.coordinates,
+        dim=targets.dim,
+    )
+    return Predictions(
+        {name: Prediction(name, integrals.kind_of(source, name), source) for name in targets.names}
+    )
