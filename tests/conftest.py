@@ -4,8 +4,8 @@ The suite runs in float64. With ``TSVGP_TEST_FLOAT32=1`` JAX stays in float32, a
 marked ``float32`` run; the others are skipped.
 
 There are two tiers. Every capability is in the fast one. Tests marked ``slow`` (long fits,
-samplers, killed processes, published numbers, further cases of the same) are skipped unless the
-option ``--slow`` is given or ``TSVGP_TEST_SLOW=1`` is set.
+samplers, killed processes, published numbers, further cases of the same) and examples of docstrings
+that fit a model are skipped unless the option ``--slow`` is given or ``TSVGP_TEST_SLOW=1`` is set.
 
 Compiled programs are kept in a folder that all processes of a run share and that is gone after it:
 most of the time is compilation, and the same program is often compiled by several objects. To keep
@@ -15,6 +15,7 @@ a compiled CPU program is tied to the machine it was made on. Set it to an empty
 
 import atexit
 import os
+import re
 import shutil
 import tempfile
 
@@ -39,6 +40,7 @@ import pytest
 
 FLOAT32 = os.environ.get("TSVGP_TEST_FLOAT32", "") not in ("", "0")
 jax.config.update("jax_enable_x64", not FLOAT32)
+FITS = re.compile(r"\.run\(|TSVGP\(")  # in the text of an example
 SLOW = os.environ.get("TSVGP_TEST_SLOW", "") not in ("", "0")
 
 DATA = Path(__file__).parent / "data"
@@ -57,12 +59,16 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"jax {jax.__version__}, {jax.default_backend()}, {precision}, {tiers}"
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     slow = config.getoption("slow")
     too_slow = pytest.mark.skip(reason="slow (--slow or TSVGP_TEST_SLOW=1 runs it)")
     need64 = pytest.mark.skip(reason="needs float64 (TSVGP_TEST_FLOAT32 is set)")
     need32 = pytest.mark.skip(reason="float32 session only (set TSVGP_TEST_FLOAT32=1)")
     for item in items:
+        # An example that fits a model compiles one of its own, as tests of the same thing do.
+        if isinstance(item, pytest.DoctestItem) and FITS.search(item.dtest.docstring):
+            item.add_marker("slow")
         if not slow and item.get_closest_marker("slow") is not None:
             item.add_marker(too_slow)
         marker = item.get_closest_marker("float32")
