@@ -4,7 +4,7 @@ Three data sets, five folds each: a logit likelihood, an isotropic Matern-5/2 ke
 inputs, maximum likelihood of lengthscale and variance by EM. Columns are means and standard errors
 over folds of the negative log predictive density of the fold that was left out.
 
-    python examples/benchmarks/ep_like_uci.py --output ep_like_uci.csv
+    python examples/benchmarks/ep_like_uci.py --output ep_like_uci.csv   # goes on where it stopped
 """
 
 import argparse
@@ -55,12 +55,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a small part of one fold, for tests")
     parser.add_argument("--only", nargs="*", default=list(SETS), help="names of data sets")
-    parser.add_argument("--output", default="ep_like_uci.csv", help="the CSV, which is appended to")
+    parser.add_argument(
+        "--output", default="ep_like_uci.csv", help="the CSV; folds in it are not redone"
+    )
     args = parser.parse_args()
-    is_new = not Path(args.output).exists()
+    done = set()
+    if Path(args.output).exists():
+        with open(args.output, newline="") as file:
+            done = {tuple(row[:3]) for row in csv.reader(file)}
     with open(args.output, "a", newline="") as file:
         writer = csv.writer(file)
-        if is_new:
+        if not done:
             writer.writerow(
                 ["data", "fold", "objective", "lengthscale", "variance", "nlpd", "error"]
             )
@@ -70,6 +75,8 @@ def main():
                 out = np.arange(len(y)) % FOLDS == fold
                 kept = np.flatnonzero(~out)[: 20 if args.quick else None]
                 for objective in (Bound(), EPLike()):
+                    if (name, str(fold), repr(objective)) in done:
+                        continue
                     svi = TSVGP(
                         model,
                         AutoDualGaussian(model),
@@ -82,7 +89,8 @@ def main():
                         jax.random.key(0), steps, X[kept], y[kept], progress_bar=False
                     ).fit
                     hyper = [float(fit.params[k]) for k in ("lengthscale", "variance")]
-                    row = [name, fold, repr(objective), *hyper, *score(fit, X[out], y[out])]
+                    found = [f"{v:.6g}" for v in (*hyper, *score(fit, X[out], y[out]))]
+                    row = [name, fold, repr(objective), *found]
                     writer.writerow(row)
                     file.flush()
                     print(row)

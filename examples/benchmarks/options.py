@@ -1,19 +1,33 @@
 """Site rules and objectives on a dozen models: what does each bring, and what does it cost?
 
-For every pair of a model and data, each rule with each objective is fitted by EM (Adam, MAP) on a
-part of the data. Columns: the negative log predictive density of the rest, the share of the rest
-inside central 80% intervals (where data are not classes), and seconds after compilation for one
-iteration. Of the objectives, with sites made anew at each value, also the posterior of the log
-hyperparameters on a grid: the distance of its mean from that under the evidence itself, in standard
-deviations. There the evidence is the bound times importance weights of 256 draws.
+For every pair of a model and data, and each rule, sites are iterated to their fixed point at any
+values of the hyperparameters, where each objective is evaluated; its maximum with the log prior is
+the MAP fit. Columns:
 
-    python examples/benchmarks/options.py --output options.csv
-    python examples/benchmarks/options.py --only sonar coal --output options.csv   # appends
+- nlpd: the negative log predictive density of other rows at the MAP;
+- coverage: the share of these inside central 80% intervals (where data are not classes);
+- coverage_f: the share of NUTS's draws of f at the training inputs inside central 80% intervals of
+  the fit (hyperparameters are points in a fit and drawn by NUTS, so that less than 80% must be);
+- log_*: the logarithms of the hyperparameters at the MAP;
+- shift_*: the distance of the posterior mean of a log hyperparameter, on a grid, from that of NUTS,
+  in standard deviations, and ratio_*, its standard deviation over that of NUTS;
+- with --timed, em_log_*: where 80 iterations of EM with Adam end, and seconds, the CPU time of one
+  of them after compilation.
+
+A row with rule NUTS has the posterior means of a long chain, their standard errors (in posterior
+standard deviations) as shift_*, and the predictive density of its draws.
+
+    python examples/benchmarks/options.py --output options.csv          # goes on where it stopped
+    python examples/benchmarks/options.py --only sonar coal --output options.csv
+    python examples/benchmarks/options.py --rows 200 --only banana --output options.csv
+    python examples/benchmarks/options.py --output options.csv --picture options.png
 """
 
 import argparse
 import csv
+import dataclasses
 import itertools
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -25,8 +39,9 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 from jax.scipy.stats import norm
-from numpyro import handlers
-from numpyro.infer.util import log_density
+from numpyro.diagnostics import effective_sample_size
+from numpyro.infer import MCMC, NUTS
+from scipy.optimize import minimize
 
 from numpyro_tsvgp import (
     GP,
@@ -38,10 +53,12 @@ from numpyro_tsvgp import (
     FisherScoring,
     Laplace,
     NaturalGradient,
+    Riemannian,
     TighterBound,
-    collapse,
     kernels,
+    whiten,
 )
+from numpyro_tsvgp.gaussian.linalg import blas_threads
 
 jax.config.update("jax_enable_x64", True)
 DATA = Path(__file__).parent.parent / "data"
@@ -49,15 +66,13 @@ KEY = jax.random.key(0)
 TRAIN = 60  # rows to learn from
 CUTS = jnp.array([-1.0, 0.0, 1.0])
 
-METHODS = [
-    (NaturalGradient(), Bound()),
-    (NaturalGradient(), EPLike()),
-    (NaturalGradient(), TighterBound()),
-    (ExpectationPropagation(), EPLike()),
-    (Laplace(), Bound()),
-    (Laplace(), EPLike()),
-    (FisherScoring(), Bound()),
-]
+# Rules, and whether there are inducing inputs (a third of the rows). Without them there are no sums
+# over sites for Riemannian(), and TighterBound() is the bound.
+RULES = (NaturalGradient(), ExpectationPropagation(), Laplace(), FisherScoring(), Riemannian())
+METHODS = [(rule, False) for rule in RULES[:4]] + [(rule, True) for rule in RULES]
+OBJECTIVES = (Bound(), EPLike(), TighterBound())
+# Short first steps, since counts overshoot.
+RATES = jnp.array([0.05, 0.1, 0.2, 0.35] + [0.5] * 14)
 
 
 def csv_of(name, header=1):
@@ -77,7 +92,7 @@ def along_a_line(n, seed):
 
 
 def simulated(draw, seed):
-    X, f, rng = along_a_line(160, seed)
+    X, f, rng = along_a_line(400, seed)
     return X, np.asarray(draw(f, rng), float)
 
 
@@ -93,7 +108,7 @@ def two_columns(name):
 
 def tvnews():
     table = csv_of("tvnews")
-    rows = np.random.default_rng(0).choice(len(table), 260, replace=False)
+    rows = np.random.default_rng(0).choice(len(table), 400, replace=False)
     return (table[rows, 0] - 18) / 60, np.digitize(table[rows, 1], [1, 3, 6])
 
 
@@ -102,7 +117,7 @@ def digits():
     X, y = (data[k] for k in data.files[:2])
     X, y = (X, y) if np.ndim(X) > 1 else (y, X)
     X, y = X.reshape(len(y), -1), np.ravel(y)
-    keep = np.flatnonzero(np.isin(y, (3, 5, 8)))[:260]
+    keep = np.flatnonzero(np.isin(y, (3, 5, 8)))[:400]
     return X[keep] / 16.0 / 2.0, np.searchsorted((3, 5, 8), y[keep])
 
 
@@ -220,12 +235,12 @@ def model_of(likelihood, functions):
     return model
 
 
-def scores(fit, likelihood, X, y, classes):
+def scores(mean, variance, likelihood, y, classes):
     """Negative log predictive density and coverage of 80% intervals, by draws of the marginals."""
-    q = fit.marginals(X)["f"]
-    z = jax.random.normal(jax.random.key(1), (2000, *q.mean.shape))
-    fn = likelihood(q.mean + jnp.sqrt(q.variance) * z)
-    nlpd = -(jax.nn.logsumexp(fn.log_prob(y), 0) - jnp.log(2000)).mean()
+    z = jax.random.normal(jax.random.key(1), (2000 // mean.shape[0], *mean.shape))
+    f = (mean + jnp.sqrt(variance) * z).reshape(-1, *mean.shape[1:])
+    fn = likelihood(f)
+    nlpd = -(jax.nn.logsumexp(fn.log_prob(y), 0) - jnp.log(len(f))).mean()
     if classes:
         return float(nlpd), np.nan
     draws = fn.sample(jax.random.key(2))
@@ -233,139 +248,273 @@ def scores(fit, likelihood, X, y, classes):
     return float(nlpd), float(((y >= low) & (y <= high)).mean())
 
 
-def fits(name, methods, quick):
-    load, likelihood, functions, classes = PAIRS[name]
-    likelihood = likelihood or Tobit
-    X, y = load()
-    rows = np.random.default_rng(0).permutation(len(y))
-    train, test = np.sort(rows[: 12 if quick else TRAIN]), rows[TRAIN : TRAIN + 200]
-    model = model_of(likelihood, functions)
-    m = len(train) // 3
-    first = None
-    for rule, objective in methods[:2] if quick else methods:
-        sparse = isinstance(objective, TighterBound)  # it is about inducing inputs alone
-        row = {"pair": name, "n": len(train), "rule": repr(rule), "objective": repr(objective)}
-        guide = AutoDualGaussian(model, X[train][:: len(train) // m] if sparse else None)
-        svi = TSVGP(
-            model, guide, optax.adam(0.1), rule=rule, objective=objective, site_lr=0.5, e_steps=2
+class Pair:
+    """A model, and data to learn from and to predict."""
+
+    def __init__(self, name, rows, quick):
+        load, likelihood, functions, self.classes = PAIRS[name]
+        X, y = load()
+        order = np.random.default_rng(0).permutation(len(y))
+        train, test = np.sort(order[: 12 if quick else rows]), order[rows : rows + 200]
+        self.X, self.y, self.X_test, self.y_test = X[train], y[train], X[test], y[test]
+        self.likelihood = likelihood or Tobit
+        self.model = model_of(self.likelihood, functions)
+        self.quick = quick
+
+
+def reference(pair):
+    """Moments of log hyperparameters, draws of f, and scores of a long chain."""
+    warmup, draws = (20, 20) if pair.quick else (500, 2500)
+    mcmc = MCMC(NUTS(whiten(pair.model)), num_warmup=warmup, num_samples=draws, progress_bar=False)
+    with blas_threads():
+        mcmc.run(KEY, pair.X, pair.y)
+    draws = mcmc.get_samples()
+    logs = np.log(np.stack([draws[k] for k in HYPER], -1))
+    size = np.array([effective_sample_size(column[None]) for column in logs.T])
+    some = {k: v[:: max(1, len(v) // 200)] for k, v in draws.items()}
+
+    def at_new(draw):
+        def prior(A, B):
+            return draw["variance"] * kernels.Matern52(draw["lengthscale"])(A, B)
+
+        K = prior(pair.X, pair.X) + 1e-8 * draw["variance"] * jnp.eye(len(pair.X))
+        a = jnp.linalg.solve(K, prior(pair.X, pair.X_test))
+        left = draw["variance"] - (prior(pair.X, pair.X_test) * a).sum(0)
+        mean = draw["f"] @ a
+        return mean, jnp.broadcast_to(jnp.maximum(left, 1e-10), mean.shape)
+
+    mean, variance = jax.jit(lambda some: jax.lax.map(at_new, some))(some)
+    nlpd, coverage = scores(mean, variance, pair.likelihood, pair.y_test, pair.classes)
+    row = {"rule": "NUTS", "objective": "", "nlpd": nlpd, "coverage": coverage}
+    for i, k in enumerate(HYPER):
+        row |= {f"log_{k}": logs[:, i].mean(), f"shift_{k}": size[i] ** -0.5}
+        row |= {f"ratio_{k}": 1.0}
+    keep = {"mean": logs.mean(0), "sd": logs.std(0), "f": np.asarray(some["f"])}
+    return row, keep
+
+
+def guide_for(pair, rule, sparse):
+    untied = sparse and isinstance(rule, ExpectationPropagation)
+    options = {"sites": "untied"} if untied else {}
+    return AutoDualGaussian(
+        pair.model, pair.X[::3] if sparse else None, learn_inducing=False, **options
+    )
+
+
+def program(pair, rule, sparse):
+    """A compiled function of log hyperparameters: log densities by objective, and marginals."""
+    guide, args = guide_for(pair, rule, sparse), (pair.X, pair.y)
+    drivers = [
+        TSVGP(pair.model, guide, None, rule=rule, objective=o, site_lr=lambda step: RATES[step])
+        for o in OBJECTIVES[: 2 + sparse]
+    ]
+    start = drivers[0].init(KEY, *args)
+
+    def evaluate(point):
+        held = {f"{k}_auto_loc": point[i] for i, k in enumerate(HYPER)}
+        assert held.keys() == start.optim_state.keys()
+        state = dataclasses.replace(start, optim_state=held)
+        state, _ = jax.lax.scan(
+            lambda state, _: (drivers[0].update(state, *args)[0], None), state, None, len(RATES)
         )
-        steps = 3 if quick else 80
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                result = svi.run(KEY, steps, X[train], y[train], progress_bar=False)
-        except (ValueError, RuntimeError) as error:
-            yield {**row, "note": str(error)[:60]}
-            continue
+        params = drivers[0].get_params(state)
+        q = [guide.marginals(params, X)["f"] for X in (pair.X, pair.X_test)]
+        return jnp.stack([-svi.evaluate(state, *args) for svi in drivers]), q
+
+    return jax.jit(lambda points: jax.lax.map(evaluate, points))
+
+
+def cells(pair, known, rule, sparse, timed):
+    """One rule with every objective on one pair."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            evaluate = program(pair, rule, sparse)
+            size = 3 if pair.quick else 9
+            scales = np.linspace(-3.5, 3.5, size)
+            grid = np.array(list(itertools.product(scales, scales)))
+            points = known["mean"] + known["sd"] * grid
+            values = np.asarray(evaluate(points)[0])
+    except (ValueError, RuntimeError) as error:
+        for objective in OBJECTIVES[: 2 + sparse]:
+            yield objective, {"note": str(error).split(":")[0][:90]}
+        return
+    one = lambda point: evaluate(np.asarray(point)[None])  # noqa: E731
+    for i, objective in enumerate(OBJECTIVES[: 2 + sparse]):
+        row = beside(values[:, i], points, known)
+        best = minimize(
+            lambda point, i=i: float(np.nan_to_num(-one(point)[0][0, i], nan=1e6)),
+            points[np.nanargmax(values[:, i])],
+            method="Nelder-Mead",
+            options={"xatol": 3e-3, "fatol": 1e-4, "maxfev": 5 if pair.quick else 70},
+        ).x
+        train, test = ((q.mean[0], q.variance[0]) for q in one(best)[1])
+        nlpd, coverage = scores(
+            test[0][None], test[1][None], pair.likelihood, pair.y_test, pair.classes
+        )
+        inside = np.abs(known["f"] - train[0]) <= norm.ppf(0.9) * np.sqrt(train[1])
+        row |= {"nlpd": nlpd, "coverage": coverage, "coverage_f": float(inside.mean())}
+        row |= {f"log_{k}": best[j] for j, k in enumerate(HYPER)}
+        yield objective, row | (by_em(pair, rule, sparse, objective) if timed else {})
+
+
+def by_em(pair, rule, sparse, objective):
+    """Where EM ends, and the CPU time of an iteration."""
+    svi = TSVGP(
+        *(pair.model, guide_for(pair, rule, sparse), optax.adam(0.1)),
+        **{"rule": rule, "objective": objective, "site_lr": 0.5, "e_steps": 2},
+    )
+    steps, args = 3 if pair.quick else 80, (pair.X, pair.y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = svi.run(KEY, steps, *args, progress_bar=False)
         start = time.process_time()
-        svi.run(KEY, steps, X[train], y[train], init_state=result.state, progress_bar=False)
-        seconds = (time.process_time() - start) / steps
-        nlpd, coverage = scores(result.fit, likelihood, X[test], y[test], classes)
-        logs = {f"log_{k}": float(jnp.log(v)) for k, v in result.fit.hyper.items()}
-        row |= {"nlpd": nlpd, "coverage": coverage, "seconds": seconds, **logs}
-        first = result.fit if first is None else first
-        if rule == NaturalGradient() and not sparse:
-            row |= bias(first, objective, X[train], y[train], 3 if quick else 9)
-        yield row
+        svi.run(KEY, steps, *args, init_state=result.state, progress_bar=False)
+    row = {"seconds": (time.process_time() - start) / steps}
+    return row | {f"em_log_{k}": float(jnp.log(result.fit.hyper[k])) for k in HYPER}
 
 
-def bias(fit, objective, X, y, size):
-    """Distance of posterior means of log hyperparameters from those under the evidence."""
-    centre = {k: float(jnp.log(v)) for k, v in fit.hyper.items()}
-    axes = [np.linspace(c - 1.6, c + 2.4, size) for c in centre.values()]
-    points = np.array(list(itertools.product(*axes)))
-    hyper = {k: jnp.exp(points[:, i]) for i, k in enumerate(centre)}
-
-    def on_grid(objective):
-        collapsed = collapse(fit, objective=objective, refresh=4)
-
-        def one(values):
-            log_joint = log_density(handlers.seed(collapsed, 0), (X, y), {}, values)[0]
-            return log_joint + sum(jnp.log(v) for v in values.values())
-
-        return np.asarray(jax.jit(lambda values: jax.lax.map(one, values))(hyper)), collapsed
-
-    def moments(log_densities):
-        usable = np.where(np.isfinite(log_densities), log_densities, -np.inf)
-        weights = np.exp(usable - usable.max())
-        weights /= weights.sum()
-        mean = weights @ points
-        return mean, np.sqrt(weights @ (points - mean) ** 2)
-
-    bound, collapsed = on_grid(Bound())
-    weights = np.asarray(collapsed.log_weights(KEY, hyper, num_draws=256))
-    mean, sd = moments(bound + weights)
-    found = bound if objective == Bound() else on_grid(objective)[0]
-    shift = (moments(found)[0] - mean) / sd
-    return {f"shift_{k}": shift[i] for i, k in enumerate(centre)}
+def beside(values, points, known):
+    """Moments of log hyperparameters under densities on a grid, beside those of NUTS."""
+    log_density = values + points.sum(1)  # of the logarithms
+    lost = (~np.isfinite(log_density)).sum()
+    log_density = np.where(np.isfinite(log_density), log_density, -np.inf)
+    weights = np.exp(log_density - log_density.max())
+    weights /= weights.sum()
+    mean = weights @ points
+    sd = np.sqrt(weights @ (points - mean) ** 2)
+    row = {f"shift_{k}": ((mean - known["mean"]) / known["sd"])[i] for i, k in enumerate(HYPER)}
+    row |= {f"ratio_{k}": (sd / known["sd"])[i] for i, k in enumerate(HYPER)}
+    return row | (
+        {"note": f"{lost} of {len(points)} values on the grid not finite"} if lost else {}
+    )
 
 
 def picture(source, target):
-    """Predictive densities against the default, and the bias of hyperparameters by objective."""
+    """Predictive densities beside the default, and biases of the log variance, at 60 rows."""
     import matplotlib.pyplot as plt
 
     with open(source, newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["nlpd"]]
-    pairs = list(dict.fromkeys(row["pair"] for row in rows))
-    default = {
-        row["pair"]: float(row["nlpd"])
-        for row in rows
-        if (row["rule"], row["objective"]) == ("NaturalGradient()", "Bound()")
-    }
-    figure, axes = plt.subplots(1, 2, figsize=(11, 0.4 * len(pairs) + 1.6), sharey=True)
-    methods = list(dict.fromkeys((row["rule"], row["objective"]) for row in rows))
-    for i, (rule, objective) in enumerate(methods):
-        own = [row for row in rows if (row["rule"], row["objective"]) == (rule, objective)]
-        own = [row for row in own if row["pair"] in default]
-        at = [pairs.index(row["pair"]) + 0.08 * (i - len(methods) / 2) for row in own]
-        label = f"{rule.split('(')[0]}, {objective.split('(')[0]}"
-        change = [float(row["nlpd"]) - default[row["pair"]] for row in own]
-        axes[0].plot(change, at, "o", color=f"C{i}", ms=5, label=label)
-        biased = [(row, y) for row, y in zip(own, at, strict=True) if row["shift_variance"]]
-        for name, marker in (("shift_lengthscale", "<"), ("shift_variance", "s")):
-            shifts = [float(row[name]) for row, _ in biased]
-            axes[1].plot(shifts, [y for _, y in biased], marker, color=f"C{i}", ms=5)
+        rows = [row for row in csv.DictReader(file) if row["n"] == str(TRAIN) and row["nlpd"]]
+    pairs = [name for name in PAIRS if any(row["pair"] == name for row in rows)]
+    at = {row["pair"]: {} for row in rows}
+    for row in rows:
+        at[row["pair"]][row["inducing"] != "0", row["rule"], row["objective"]] = row
+    default = False, repr(NaturalGradient()), repr(Bound())
+    figure, axes = plt.subplots(1, 3, figsize=(14, 0.42 * len(pairs) + 2.2), sharey=True)
+    markers = {repr(Bound()): "o", repr(EPLike()): "s", repr(TighterBound()): "^", "": "D"}
+    rules = ["NUTS", *map(repr, RULES)]
+
+    def panel(ax, methods, value):
+        for j, (sparse, rule, objective) in enumerate(methods):
+            found = [(at[pair].get((sparse, rule, objective)), i) for i, pair in enumerate(pairs)]
+            found = [(row, i) for row, i in found if row is not None]
+            height = [i + 0.75 * (j / max(1, len(methods) - 1) - 0.5) for _, i in found]
+            label = f"{rule.split('(')[0]}" + (f", {objective.split('(')[0]}" if objective else "")
+            style = {"color": f"C{rules.index(rule)}", "ms": 5, "label": label}
+            ax.plot([value(row) for row, _ in found], height, markers[objective], **style)
+
+    def beside_default(row):
+        return float(row["nlpd"]) - float(at[row["pair"]][default]["nlpd"])
+
+    full = [(False, repr(r), repr(o)) for r in RULES[:4] for o in OBJECTIVES[:2]]
+    panel(axes[0], [(False, "NUTS", ""), *full[1:]], beside_default)
+    panel(axes[1], full, lambda row: float(row["shift_variance"] or "nan"))
+    sparse = [(True, repr(r), repr(o)) for r in (RULES[0], RULES[4]) for o in OBJECTIVES]
+    panel(axes[2], sparse, lambda row: float(row["shift_variance"] or "nan"))
     axes[0].set_yticks(range(len(pairs)), pairs)
-    axes[0].invert_yaxis()
-    axes[0].set_xlabel("test NLPD, less that of the default (left is better)")
-    axes[1].set_xlabel("bias of log lengthscale (triangle), variance (square), in sd")
+    axes[0].set_ylim(len(pairs) - 0.4, -0.6)
+    axes[0].set_xlabel("test NLPD, less that of the default\n(left is better)")
+    axes[1].set_xlabel("bias of log variance against NUTS, in sd\n(no inducing inputs)")
+    axes[2].set_xlabel("bias of log variance against NUTS, in sd\n(20 inducing inputs)")
+    axes[0].set_xlim(-0.11, 0.11)
+    axes[1].set_xlim(-2.0, 2.0)
     for ax in axes:
         ax.axvline(0.0, color="0.6", lw=1)
-        ax.grid(axis="y", color="0.92")
-    axes[0].legend(fontsize=8, loc="best")
+        for i in range(len(pairs) + 1):
+            ax.axhline(i - 0.5, color="0.9", lw=1)
+        ax.legend(
+            fontsize=7,
+            loc="upper center",
+            bbox_to_anchor=(0.5, 1.0 + 0.9 / len(pairs) * 1.6),
+            ncol=3,
+        )
     figure.tight_layout()
     figure.savefig(target, dpi=110)
     print(f"wrote {target}")
 
 
-COLUMNS = ["pair", "n", "rule", "objective", "nlpd", "coverage", "seconds", "log_lengthscale"]
-COLUMNS += ["log_variance", "shift_lengthscale", "shift_variance", "note"]
+HYPER = ("lengthscale", "variance")
+KEYS = ["pair", "n", "inducing", "rule", "objective"]
+COLUMNS = [*KEYS, "nlpd", "coverage", "coverage_f"]
+COLUMNS += [f"{what}_{k}" for what in ("log", "shift", "ratio", "em_log") for k in HYPER] + [
+    "seconds",
+    "note",
+]
+
+
+def sweep(args):
+    output, started = Path(args.output), time.monotonic()
+    done = set()
+    if output.exists():
+        with open(output, newline="") as file:
+            done = {tuple(row[k] for k in KEYS) for row in csv.DictReader(file)}
+    names = [n for n in PAIRS if not args.only or any(part in n for part in args.only)]
+    chains = Path(args.chains or tempfile.mkdtemp())
+    chains.mkdir(exist_ok=True)
+    with open(output, "a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        if not done:
+            writer.writeheader()
+
+        def write(place, row):
+            row = {**dict(zip(KEYS, place, strict=True)), **row}
+            writer.writerow({k: f"{v:.5g}" if isinstance(v, float) else v for k, v in row.items()})
+            file.flush()
+            print(row, flush=True)
+
+        for name in names[:1] if args.quick else names:
+            pair = Pair(name, args.rows, args.quick)
+            n = len(pair.X)
+            chain = chains / f"{name.replace(', ', '-').replace(' ', '_')}-{n}.npz"
+            if not chain.exists():
+                row, keep = reference(pair)
+                np.savez_compressed(chain, **keep)
+                write((name, n, 0, "NUTS", ""), row)
+            known = np.load(chain)
+            for i in args.methods[:1] if args.quick else args.methods:
+                rule, sparse = METHODS[i]
+                place = name, n, len(pair.X[::3]) * sparse, repr(rule)
+                if (*map(str, place), repr(Bound())) in done:
+                    continue
+                timed = args.timed or args.quick
+                for objective, row in cells(pair, known, rule, sparse, timed):
+                    write((*place, repr(objective)), row)
+                jax.clear_caches()
+                if time.monotonic() - started > 60 * args.minutes:
+                    return
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one small fit, for tests")
     parser.add_argument("--only", nargs="*", help="pairs whose names contain one of these")
+    parser.add_argument("--rows", type=int, default=TRAIN, help="rows to learn from")
     parser.add_argument(
         "--methods", nargs="*", type=int, default=range(len(METHODS)), help="numbers of METHODS"
     )
-    parser.add_argument("--output", default="options.csv", help="the CSV, which is appended to")
+    parser.add_argument(
+        "--output", default="options.csv", help="the CSV; cells in it are not redone"
+    )
+    parser.add_argument("--timed", action="store_true", help="also run EM, and time it")
+    parser.add_argument("--minutes", type=float, default=np.inf, help="when to stop")
+    parser.add_argument("--chains", help="a folder to keep the chains of NUTS in")
     parser.add_argument("--picture", help="draw the CSV into this file, and compute nothing")
     args = parser.parse_args()
     if args.picture:
         picture(args.output, args.picture)
-        return
-    names = [n for n in PAIRS if not args.only or any(part in n for part in args.only)]
-    is_new = not Path(args.output).exists()
-    with open(args.output, "a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        if is_new:
-            writer.writeheader()
-        for name in names[:1] if args.quick else names:
-            for row in fits(name, [METHODS[i] for i in args.methods], args.quick):
-                writer.writerow(row)
-                file.flush()
-                print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()})
+    else:
+        sweep(args)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
+from jax.scipy.stats import norm
 
 from numpyro_tsvgp import (
     GP,
@@ -135,6 +136,25 @@ def test_two_gps_from_any_rate(mcycle, rule):
 
 
 @pytest.mark.slow
+def test_cycle_of_a_probit(banana):
+    """Figure 1 (right) of the paper, where steps of rate 1 end in a cycle at 107.0 to 107.9."""
+
+    def model(X, y=None):
+        f = numpyro.sample("f", GP(kernels.RBF(0.814, 15.99), X))
+        with numpyro.plate("data", X.shape[0]):
+            probs = 1e-3 + (1 - 2e-3) * norm.cdf(f)
+            numpyro.sample("y", dist.Bernoulli(probs=probs), obs=y)
+
+    guide = AutoDualGaussian(model, banana.X[:100], learn_inducing=False)
+    fixed = TSVGP(model, guide, None, site_lr=1.0)
+    losses = loop(fixed, 60, banana.X, banana.y)[1][-10:]
+    assert losses.max() - losses.min() > 0.5 and losses.min() > 106.9
+    for start in (0.1, 1.0):
+        svi = TSVGP(model, guide, None, site_lr=Adaptive(start))
+        assert loop(svi, 80, banana.X, banana.y)[1][-1] == pytest.approx(106.696, abs=1e-3)
+
+
+@pytest.mark.slow
 def test_gross_outliers():
     rng = np.random.RandomState(0)
     X = np.sort(rng.rand(150) * 6 - 3)
@@ -170,6 +190,28 @@ def test_minibatches_have_the_rate_of_their_size():
         svi = TSVGP(plain, AutoDualGaussian(plain, X[::4]), None, site_lr=rate)
         found.append(loop(svi, 5, X, Y)[1])
     np.testing.assert_allclose(*found, rtol=1e-12)
+
+
+def test_judgement():
+    """Of a step from one bound to another: accepted, and the rate of the next."""
+    cases = [  # rate, before, after, accepted, next
+        (0.4, -10.0, -9.0, True, 0.5),
+        (0.9, -10.0, -9.0, True, 1.0),
+        (1.0, -10.0, -10.00005, True, 1.0),  # rounding
+        (1.0, -10.0, -10.005, True, 0.5),  # a little lower, as clipped curvature can be
+        (0.3, -10.0, -10.005, True, 0.25),
+        (0.1, -10.0, -10.005, True, 0.1),
+        (0.8, -10.0, -10.1, False, 0.4),
+        (0.8, -10.0, -20.0, False, 0.2),
+        (0.8, -10.0, -np.inf, False, 0.2),
+        (0.8, -10.0, np.nan, False, 0.2),
+        (0.8, np.nan, -20.0, True, 1.0),
+        (1e-5, -10.0, -20.0, True, 1.25e-5),  # not to blame
+    ]
+    for rate, before, after, accepted, following in cases:
+        ok, found = Adaptive().judged(*map(jnp.asarray, (rate, after, before)))
+        assert bool(ok) == accepted, (rate, after)
+        assert float(found) == pytest.approx(following), (rate, after)
 
 
 def test_words():

@@ -226,6 +226,34 @@ def test_ep_like_is_the_evidence_of_a_gaussian_likelihood():
         np.testing.assert_allclose(-our_slopes[name], slope, rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"inducing": np.linspace(0.0, 4.0, 9), "learn_inducing": False},
+        {"inducing": np.linspace(0.0, 4.0, 9), "learn_inducing": False, "sites": "untied"},
+        {},
+        {"markov": True},
+    ],
+    ids=["tied", "untied", "points", "markov"],
+)
+@pytest.mark.slow
+def test_ep_like_is_the_evidence_however_sites_are_kept(options):
+    """Inducing inputs at all data explain all; jitter, which is none here, would be in the way."""
+    times = np.linspace(0.0, 4.0, 9)
+    y = np.sin(2 * times) + 0.4 * np.random.RandomState(0).randn(9)
+
+    def model(X, y=None):
+        f = numpyro.sample("f", GP(1.3 * kernels.Matern32(0.6), X, mean=0.3, jitter=1e-15))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.4), obs=y)
+
+    svi = TSVGP(model, AutoDualGaussian(model, **options), None, site_lr=1.0, objective=EPLike())
+    state = svi.run(KEY, 1, times, y, progress_bar=False).state
+    r = np.sqrt(3) * np.abs(times[:, None] - times) / 0.6
+    expected = log_normal(y - 0.3, 1.3 * (1 + r) * np.exp(-r) + 0.4**2 * np.eye(9))
+    assert -float(svi.evaluate(state, times, y)) == pytest.approx(expected, rel=1e-10)
+
+
 @pytest.mark.parametrize("name", ["bernoulli", "poisson"])
 @pytest.mark.slow
 def test_ep_like_beats_the_bound(name):

@@ -1,5 +1,7 @@
 """Site rules: what an E-step makes of curvature, by the formulas and on data with outliers."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -167,3 +169,62 @@ def test_riemannian_precision_is_positive_by_construction():
             D = np.eye(m) + (w[0].T * beta[0]) @ w[0] - B
             plain_step_fails += np.linalg.eigvalsh(B + rate * D).min() < 0
     assert plain_step_fails > 15  # or the test would not need the second-order term
+
+
+def _slopes(svi, state, X, y):
+    """Central differences of the bound in the sums over sites, linear and quadratic."""
+    here = state.approximation
+    evaluate = jax.jit(svi.evaluate)
+    rng = np.random.RandomState(1)
+    out = {}
+    for field in ("f_auto_linear", "f_auto_quadratic"):
+        out[field] = []
+        for _ in range(4):
+            way = rng.randn(*here[field].shape)
+            way = way + np.swapaxes(way, -1, -2) if field == "f_auto_quadratic" else way
+            ends = [
+                evaluate(
+                    dataclasses.replace(
+                        state, approximation={**here, field: here[field] + e * way}
+                    ),
+                    X,
+                    y,
+                )
+                for e in (1e-4, -1e-4)
+            ]
+            out[field].append(abs(float(ends[0] - ends[1])) / 2e-4)
+    return [max(slopes) for slopes in out.values()]
+
+
+@pytest.mark.parametrize(
+    "curvature",
+    [
+        "riemannian",
+        *(pytest.param(k, marks=pytest.mark.slow) for k in ("clip", "clip, log-concave")),
+    ],
+)
+def test_fixed_points_are_stationary(outliers, curvature):
+    """Of the bound, by finite differences; with clipped curvature in the mean alone.
+
+    A change of the linear sums moves the mean and leaves the covariance.
+    """
+    X, y = outliers
+    X, y = X[::5], y[::5] + 2.0 * (np.arange(30) % 4 == 0)
+    model, rule = student, RULES[curvature[:4] if "," in curvature else curvature]
+    if "log-concave" in curvature:
+        model, y = _counts, np.abs(np.round(y))
+    options = {"site_lr": 0.3, "rule": rule, "e_steps": 300}
+    svi = make(None, model, np.linspace(-3, 3, 7), **options)
+    state, _ = jax.jit(svi.update)(svi.init(jax.random.key(0), X, y), X, y)
+    linear, quadratic = _slopes(svi, state, X, y)
+    assert linear < 1e-6
+    if curvature == "clip":
+        assert quadratic > 1e-3  # or nothing would have been clipped
+    else:
+        assert quadratic < 1e-6
+
+
+def _counts(X, y=None):
+    f = numpyro.sample("f", GP(kernels.RBF(1.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)

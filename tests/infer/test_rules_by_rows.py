@@ -283,16 +283,41 @@ def test_power():
 # ---- against long chains ---------------------------------------------------------------------
 
 
+# By rule: deviations of means, in standard deviations, and relative ones of standard deviations.
+NEAR_NUTS = {
+    "probit": {
+        ExpectationPropagation(): (0.1, 0.1),
+        NaturalGradient(): (0.1, 0.1),
+        Laplace(): (0.4, 0.15),
+        FisherScoring(): (0.1, 0.15),
+    },
+    "poisson": {
+        ExpectationPropagation(): (0.1, 0.1),
+        NaturalGradient(): (0.1, 0.1),
+        Laplace(): (0.4, 0.1),
+    },
+    "student": {
+        ExpectationPropagation(): (0.1, 0.1),
+        NaturalGradient(): (0.1, 0.2),
+        Laplace(): (0.7, 0.4),
+        FisherScoring(): (0.2, 0.6),
+    },
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["probit", "poisson", "student"])
+@pytest.mark.parametrize("name", NEAR_NUTS)
 def test_moments_are_those_of_nuts(name):
-    """EP within the error of the chains; the default with means within a fifth of a deviation."""
+    """EP within the error of the chains, the others within what is known of them.
+
+    The bound's optimum is somewhat narrow; the mode is not the mean; the information of a Student-t
+    is that of other data at an outlier, so that posteriors near one are half as wide as they are.
+    """
     mcmc = MCMC(NUTS(whiten(MODELS[name])), num_warmup=500, num_samples=6000, progress_bar=False)
     mcmc.run(KEY, X, DATA[name])
     f = np.asarray(mcmc.get_samples()["f"])
     mean, sd = f.mean(0), f.std(0)
-    ep = fitted(name, ExpectationPropagation(), rate=0.3).marginals()["f"]
-    default = fitted(name, NaturalGradient()).marginals()["f"]
-    assert np.abs((ep.mean - mean) / sd).max() < 0.1
-    np.testing.assert_allclose(np.sqrt(ep.variance), sd, rtol=0.12)
-    assert np.abs((default.mean - mean) / sd).max() < 0.2
+    for rule, (off, ratio) in NEAR_NUTS[name].items():
+        q = fitted(name, rule, rate=0.3).marginals()["f"]
+        assert np.abs((q.mean - mean) / sd).max() < off, rule
+        np.testing.assert_allclose(np.sqrt(q.variance), sd, rtol=ratio, err_msg=repr(rule))

@@ -24,6 +24,9 @@ __all__ = ["Adaptive", "Careful", "careful_e_steps"]
 # Nats by which a step may lower the bound. Where negative curvature is clipped, the last steps to
 # the fixed point do, by less.
 _SLACK = 1e-2
+# One that does so by more than this is accepted and the next is shortened all the same, though not
+# below a rate at which steps hardly ever cycle: else a small cycle could stay within the slack.
+_NOTICED, _ENOUGH = 1e-4, 0.25
 _LENGTHEN, _SHORTEN = 1.25, 0.5
 # A fall by more than this part of the bound, or no finite bound, is a step that is far too long.
 _FAR, _SHORTEN_FAR = 0.1, 0.25
@@ -41,9 +44,10 @@ class Adaptive:
     On full batches a step is accepted if it does not lower the bound by more than 0.01 nats. One
     that does is taken back, together with the M-step that followed it, and the rate is halved, or
     quartered where the bound fell by more than a tenth. After each accepted step the rate grows by
-    a quarter, up to ``largest``. While accepted steps raise the bound by more than a tenth, as they
-    do at the start, there are no M-steps. The rate is part of the state, so that a loop of your own
-    around ``svi.update`` is as safe as ``svi.run``.
+    a quarter, up to ``largest``; if the step lowered the bound all the same, by more than 1e-4
+    nats, the rate is halved instead, but not below 0.25. While accepted steps raise the bound by
+    more than a tenth, as they do at the start, there are no M-steps. The rate is part of the state,
+    so that a loop of your own around ``svi.update`` is as safe as ``svi.run``.
 
     A minibatch cannot tell whether a step is too long, since sites that follow a batch raise the
     bound of that batch. There the rate is :math:`\tfrac12 \sqrt{|M|/N}`.
@@ -83,12 +87,16 @@ class Adaptive:
         Returns:
           A boolean and a rate.
         """
-        slack = _SLACK + 10 * jnp.finfo(bound.dtype).eps * jnp.abs(than)
+        rounding = 10 * jnp.finfo(bound.dtype).eps * jnp.abs(than)
         is_finite = jnp.isfinite(bound)
-        ok = is_finite & (~jnp.isfinite(than) | (bound >= than - slack) | (rate <= _SHORTEST))
+        is_near = bound >= than - (_SLACK + rounding)
+        ok = is_finite & (~jnp.isfinite(than) | is_near | (rate <= _SHORTEST))
         is_far = ~is_finite | (than - bound > _FAR * (1 + jnp.abs(than)))
         shorter = jnp.maximum(rate * jnp.where(is_far, _SHORTEN_FAR, _SHORTEN), _SHORTEST)
         longer = jnp.minimum(rate * _LENGTHEN, self.largest)
+        is_lower = is_near & (bound < than - (_NOTICED + rounding))
+        damped = jnp.minimum(rate, jnp.maximum(rate * _SHORTEN, _ENOUGH))
+        longer = jnp.where(is_lower, damped, longer)
         return ok, lax.stop_gradient(jnp.where(ok, longer, shorter))
 
 
