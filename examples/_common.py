@@ -26,14 +26,18 @@ def load(name: str) -> np.ndarray:
 
 
 def band(ax: Any, x: Any, mean: Any, sd: Any, color: str = "C0", label: str | None = None) -> None:
-    """A mean with two standard deviations on either side."""
+    """A mean with two standard deviations on either side, which the legend says."""
     ax.fill_between(x, mean - 2 * sd, mean + 2 * sd, color=color, alpha=0.2, linewidth=0)
-    ax.plot(x, mean, color=color, label=label)
+    ax.plot(x, mean, color=color, label=f"{label or 'mean'} (band: ± 2 sd)")
 
 
-def save(figure: Any, to: Path) -> None:
-    figure.savefig(to, dpi=110)
-    print(f"wrote {to}")
+def save(figure: Any, args: argparse.Namespace) -> None:
+    """Keeps the picture. That of a quick run says so, lest it be taken for a result."""
+    if args.quick:
+        figure.text(0.5, 0.5, "quick run: a few steps, no result", color="red", alpha=0.5,
+                    fontsize=20, ha="center", va="center", rotation=15)  # fmt: skip
+    figure.savefig(args.output, dpi=110)
+    print(f"wrote {args.output}")
 
 
 def elpd(score: Any) -> float:

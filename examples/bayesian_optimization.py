@@ -134,17 +134,21 @@ grid = true_rate(candidates).reshape(len(side), -1).T
 axes[0].contourf(side, side, grid, 12, cmap="viridis")
 settings = found["expected improvement"][0][2]
 axes[0].scatter(*settings.T, c=np.arange(len(settings)), cmap="Reds", s=20, edgecolors="k")
-axes[0].set(title="true rate, and settings in order", xlabel="first setting", ylabel="second")
+axes[0].set(title="true rate, and the settings tried", xlabel="first setting")
 mean = np.asarray(found["expected improvement"][0][3].marginals(candidates)["f"].mean)
 shown = axes[1].contourf(side, side, np.exp(mean).reshape(len(side), -1).T, 12, cmap="viridis")
 axes[1].set(title="posterior median of the rate", xlabel="first setting")
-fig.colorbar(shown, ax=axes[1])
+for ax in axes[:2]:
+    ax.set_ylabel("second setting")
+fig.colorbar(shown, ax=axes[1], label="rate")
 for i, (name, runs) in enumerate(found.items()):
     rates = np.array([run[0] for run in runs])
     axes[2].plot(np.arange(1, rounds + 1), rates.mean(0), color=f"C{i}", label=name)
     tried = true_rate(np.array([run[2] for run in runs])).mean(0)
     axes[2].plot(np.arange(1, rounds + 1), np.cumsum(tried) / np.arange(1, rounds + 1), f"C{i}--")
 axes[2].axhline(true_rate(candidates).max(), color="k", linewidth=0.8)
-axes[2].set(title="rate at the best setting; of those tried (dashed)", xlabel="round")
+axes[2].set(
+    title="rate at the best setting\n(dashed: mean of those tried)", xlabel="round", ylabel="rate"
+)
 axes[2].legend(fontsize=8)
-save(fig, args.output)
+save(fig, args)

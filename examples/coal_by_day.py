@@ -88,8 +88,10 @@ for ax, x in ((axes[0], np.linspace(1851.0, last, 800)), (axes[1], np.linspace(*
         ax.plot(x, middle, color=f"C{i}", linewidth=1, label=name)
 here = dates[(dates > some[0]) & (dates < some[1])]
 axes[1].plot(here, np.zeros_like(here), "|", color="0.2", markersize=14, label="a disaster")
-axes[0].set(title="disasters a year: median and 68% band", xlabel="year", ylim=(0, None))
-axes[1].set(title="some years of it", xlabel="year", ylim=(0, None))
+axes[0].set(
+    title="rate: median and 68% band", ylabel="disasters a year", xlabel="year", ylim=(0, None)
+)
+axes[1].set(title="six of these years", ylabel="disasters a year", xlabel="year", ylim=(0, None))
 for ax in axes:
     ax.legend()
-save(fig, args.output)
+save(fig, args)

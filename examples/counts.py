@@ -61,7 +61,7 @@ def negative_binomial(X, y=None):
 
 # %%
 X_new = np.linspace(1851.0, 1963.0, 300)
-models = (poisson,) if args.quick else (poisson, negative_binomial)
+models = (poisson, negative_binomial)
 rates = {}
 for model in models:
     guide = AutoDualGaussian(model, inducing=np.linspace(1851.0, 1963.0, 25))
@@ -82,10 +82,11 @@ axes[0].fill_between(X_new, q[-1], q[1], color="C0", alpha=0.3, linewidth=0)
 axes[0].plot(X_new, q[0], label="posterior median, 68% and 95% bands")
 per_year, years = np.histogram(dates, np.arange(1851, 1964))
 axes[0].bar(years[:-1] + 0.5, per_year, width=0.9, color="0.8", zorder=0, label="count of the year")
-axes[0].set(title="disasters a year", xlabel="year")
+axes[0].set(title="coal-mining disasters", xlabel="year", ylabel="disasters a year")
 axes[0].legend()
 for i, (name, f) in enumerate(rates.items()):
     band(axes[1], X_new, f.mean, np.sqrt(f.variance), f"C{i}", name.replace("_", " "))
-axes[1].set(title="log rate under both likelihoods", xlabel="year")
+axes[1].set(title="log of the rate, by likelihood", xlabel="year")
+axes[1].set_ylabel("log of disasters a year")
 axes[1].legend()
-save(fig, args.output)
+save(fig, args)

@@ -55,30 +55,32 @@ def one_gp(X, y=None):
 # %%
 X_new = np.linspace(0.0, 6.0, 200)
 Z = np.linspace(X.min(), X.max(), 25)
-models = (two_gps,) if args.quick else (one_gp, two_gps)
+models = {"one GP, constant noise": one_gp, "two GPs, changing noise": two_gps}
 scores, fits, predictive = {}, {}, {}
-for model in models:
+for name, model in models.items():
     guide = AutoDualGaussian(model, inducing=Z)
     result = TSVGP(model, guide, optax.adam(0.05)).run(jax.random.key(0), steps, X, y)
     scores[model] = elpd(loo(result.fit))
     fits[model] = guide.marginals(result.params, X_new)
     predict = Predictive(model, guide=guide, params=result.params, num_samples=draws)
     predictive[model] = np.asarray(predict(jax.random.key(1), X_new)["y"])
-    print(f"{model.__name__}: leave-one-out log density {scores[model]:.1f}")
+    print(f"{name}: leave-one-out log density {scores[model]:.1f}")
 
 # %% A picture
 fig, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
-for ax, model in zip(axes, models, strict=False):
+for ax, (name, model) in zip(axes, models.items(), strict=False):
     low, high = np.quantile(predictive[model], [0.025, 0.975], axis=0)
     ax.fill_between(X_new, low, high, color="0.85", label="95% of predictions")
     f = fits[model]["f"]
-    band(ax, X_new, f.mean, np.sqrt(f.variance), label="mean f")
-    ax.plot(X, y, "k.", markersize=3)
-    ax.set(title=f"{model.__name__}: LOO {scores[model]:.1f}", xlabel="time (10 ms)")
+    band(ax, X_new, f.mean, np.sqrt(f.variance), label="mean function")
+    ax.plot(X, y, "k.", markersize=3, label="data")
+    ax.set(title=f"{name}\nleave-one-out score {scores[model]:.1f}", xlabel="time (10 ms)")
     ax.set_ylim(-3.6, 2.6)
 axes[0].set_ylabel("acceleration (50 g)")
 axes[0].legend(loc="lower right")
 g = fits[two_gps]["g"]
 band(axes[2], X_new, g.mean, np.sqrt(g.variance), "C1")
-axes[2].set(title="log of the noise scale, g", xlabel="time (10 ms)")
-save(fig, args.output)
+axes[2].set(title="the second GP: log of the noise scale", xlabel="time (10 ms)")
+axes[2].set_ylabel("log of (50 g)")
+axes[2].legend()
+save(fig, args)

@@ -73,7 +73,7 @@ mcmc = MCMC(
     num_samples=draws,
     num_chains=chains,
     chain_method="vectorized",
-    progress_bar=False,
+    progress_bar=not args.quick,
 )
 with blas_threads():  # several times faster on a busy machine
     mcmc.run(jax.random.key(1), X, y)
@@ -101,8 +101,8 @@ for i, (name, (low, middle, high)) in enumerate(rates.items()):
     ax = axes[0, i]
     ax.bar(X, y, width=0.9, color="0.85", zorder=0, label="count of the year")
     ax.fill_between(X_new, np.exp(low), np.exp(high), color=f"C{i}", alpha=0.3, linewidth=0)
-    ax.plot(X_new, np.exp(middle), color=f"C{i}", label="rate, 95% band")
-    ax.set(title=name, xlabel="year", ylim=(0, y.max() + 0.5))
+    ax.plot(X_new, np.exp(middle), color=f"C{i}", label="rate: median, 95% band")
+    ax.set(title=name, xlabel="year", ylabel="disasters a year", ylim=(0, y.max() + 0.5))
 axes[0, 0].legend(loc="upper left")
 samples = {k: np.asarray(v) for k, v in mcmc.get_samples().items()}
 for ax, name in zip(axes[1], ("deviation", "lengthscale", "level"), strict=True):
@@ -111,6 +111,7 @@ for ax, name in zip(axes[1], ("deviation", "lengthscale", "level"), strict=True)
     options = dict(density=True, histtype="step", color="C1", linewidth=2)
     ax.hist(np.asarray(f[name]), bins, label="variational", **options)
     ax.axvline(point.hyper[name], color="C0", linewidth=2, label="MAP")
-    ax.set(xlabel=name, yticks=[])
+    unit = {"lengthscale": " (years)", "level": " of the log rate"}.get(name, " of the log rate")
+    ax.set(xlabel=name + unit, ylabel="posterior density", yticks=[])
 axes[1, 0].legend()
-save(fig, args.output)
+save(fig, args)

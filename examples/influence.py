@@ -58,12 +58,23 @@ print(f"{len(set(top) & set(flipped))} of {len(flipped)}")
 fig, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
 size = 6 + 150 * score / score.max()
 for label, colour in ((0, "tab:blue"), (1, "tab:red")):
-    axes[0].scatter(*X[y == label].T, s=size[y == label], c=colour, alpha=0.5, linewidths=0)
-axes[0].scatter(*X[flipped].T, s=110, facecolors="none", edgecolors="black", label="flipped")
+    axes[0].scatter(
+        *X[y == label].T,
+        s=size[y == label],
+        c=colour,
+        alpha=0.5,
+        linewidths=0,
+        label=f"class {label}",
+    )
+axes[0].scatter(
+    *X[flipped].T, s=110, facecolors="none", edgecolors="black", label="label was flipped"
+)
 axes[0].legend()
-axes[0].set(title="area: influence on the posterior", xlabel="$x_1$", ylabel="$x_2$")
+axes[0].set(title="banana data (area: influence)", xlabel="$x_1$", ylabel="$x_2$")
 order = np.argsort(-score)
 colours = np.where(np.isin(order, flipped), "black", "lightgray")
 axes[1].bar(np.arange(60), score[order][:60], color=colours[:60])
-axes[1].set(title="sixty most influential points (black: flipped)", ylabel="nats", xlabel="rank")
-save(fig, args.output)
+axes[1].set(
+    title="sixty most influential points (black: flipped)", ylabel="influence (nats)", xlabel="rank"
+)
+save(fig, args)

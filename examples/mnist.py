@@ -81,7 +81,12 @@ fig = plt.figure(figsize=(12, 4.2), layout="constrained")
 left, right = fig.subfigures(1, 2, width_ratios=[2, 3])
 ax = left.subplots()
 ax.plot(np.arange(1, steps + 1), result.losses, linewidth=0.8)
-ax.set(title=f"loss in steps of {batch} digits", xlabel="step", yscale="log")
+ax.set(
+    title=f"loss in steps of {batch} digits",
+    xlabel="step",
+    ylabel="minus bound (nats)",
+    yscale="log",
+)
 side = int(np.sqrt(X.shape[1]))
 unsure = np.argsort(p.max(0))[:10]
 for ax, i in zip(right.subplots(2, 5).flat, unsure, strict=True):
@@ -90,4 +95,4 @@ for ax, i in zip(right.subplots(2, 5).flat, unsure, strict=True):
     ax.set_title(" ".join(f"{k}: {p[k, i]:.0%}" for k in best) + f"\ntruth: {truth[i]}", fontsize=9)
     ax.axis("off")
 right.suptitle("the ten least certain test digits")
-save(fig, args.output)
+save(fig, args)

@@ -65,12 +65,16 @@ for a in (25, 50, 75):
 fig, axes = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
 colors = plt.get_cmap("viridis")(np.linspace(0, 1, levels))
 axes[0].stackplot(age_new, probability.T, colors=colors, labels=[f"{k} days" for k in range(8)])
-axes[0].set(title="probability of each answer", xlabel="age", xlim=(19, 91), ylim=(0, 1))
+axes[0].set(title="probability of each answer", xlabel="age in years", ylabel="probability")
+axes[0].set(xlim=(19, 91), ylim=(0, 1))
 axes[0].legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8, reverse=True)
 band(axes[1], age_new, expected.mean(0), expected.std(0), label="expected number of days")
 decade = np.arange(19, 90, 6)
 inside = [(age >= a) & (age < a + 6) for a in decade]
-axes[1].plot(decade + 3, [days[i].mean() for i in inside], "ko", label="mean of six years of age")
-axes[1].set(title="days of the week with television news", xlabel="age", ylim=(0, 7))
+axes[1].plot(
+    decade + 3, [days[i].mean() for i in inside], "ko", label="data, mean of six years of age"
+)
+axes[1].set(title="watching the news on television", xlabel="age in years", ylim=(0, 7))
+axes[1].set_ylabel("days a week")
 axes[1].legend()
-save(fig, args.output)
+save(fig, args)

@@ -103,11 +103,13 @@ for i, (name, (q, draws)) in enumerate(found.items()):
     axes[1].plot(hours[future], middle[future], color=f"C{i}", label=f"{name}, 90% of counts")
 axes[0].plot(hours[some], np.exp(rate[some]), "k:", linewidth=1, label="true rate")
 axes[0].plot(hours[some & seen], counts[some & seen], ".", color="0.6", markersize=3, zorder=0)
-axes[0].set(title="rate of an hour in two of the weeks", xlabel="day", ylabel="count")
+axes[0].set(
+    title="rate in two of the weeks: median and 68% band", xlabel="day", ylabel="counts an hour"
+)
 axes[1].plot(hours[future], counts[future], ".", color="0.4", markersize=3)
 axes[1].axvline(days, color="0.5", linestyle=":")
-axes[1].set(title="the last week, and the forecast", xlabel="day", ylabel="count")
+axes[1].set(title="the last week, and the forecast", xlabel="day", ylabel="counts an hour")
 for ax in axes:
     ax.legend(loc="upper left")
     ax.margins(x=0)
-save(fig, args.output)
+save(fig, args)

@@ -66,12 +66,13 @@ print(f"1991-2001: root mean square error {error:.2f} ppm, {covered:.0%} within 
 # %% A picture
 fig, axes = plt.subplots(1, 2, figsize=(12, 4), layout="constrained", width_ratios=[3, 2])
 for ax in axes:
-    band(ax, date, mean, sd, label="posterior")
+    band(ax, date, mean, sd, label="mean")
     ax.plot(date[past], co2[past], "k.", markersize=2, label="fitted")
     ax.plot(date[~past], co2[~past], "r.", markersize=3, label="held out")
     ax.axvline(1991.0, color="gray", linewidth=0.7)
     ax.set_xlabel("year")
 axes[0].set(title="carbon dioxide at Mauna Loa", ylabel="parts per million")
 axes[0].legend()
-axes[1].set(title="the last years", xlim=(1987, 2002), ylim=(344, 376))
-save(fig, args.output)
+axes[1].set(title="the years that were predicted", ylabel="parts per million", xlim=(1987, 2002))
+axes[1].set_ylim(344, 376)
+save(fig, args)
