@@ -3,6 +3,7 @@
     python docs/execute.py counts robust    # these examples
     python docs/execute.py --pages          # the pages of PAGES
     python docs/execute.py --all            # everything, half an hour
+    python docs/execute.py --gallery        # the page of all examples
     python docs/execute.py --stale          # names whose page has other code than they have
 
 An example, ``examples/NAME.py``, becomes ``docs/gallery/NAME.md``: its cells, what each printed,
@@ -36,6 +37,44 @@ PAGES = ("quickstart",)
 # Pictures of the site that show a larger run than the script's own, and so are not overwritten.
 PICTURES = {"large_data": "large_data_200000.png"}
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if not path.name.startswith("_"))
+
+
+GALLERY = {  # groups, and in each the title and the subject of its examples
+    "Classification": {
+        "quickstart": ("Two classes in the plane", "the decision surface of the banana data"),
+        "mnist": ("Ten classes in minibatches", "handwritten digits, ten functions and a softmax"),
+        "ordinal": ("Ordered answers", "on how many days people watch the news, by age"),
+        "influence": ("Which labels look wrong?", "points ranked by influence on the posterior"),
+    },
+    "Counts and events": {
+        "counts": ("A rate that changes", "coal-mining disasters under two likelihoods"),
+        "predictions": ("Predictions in counts", "bands, draws that are functions, serving"),
+        "coal_by_day": ("40,634 days", "the same disasters day by day, in linear time"),
+        "time_series": ("Trend, day, week and forecast", "hourly counts with Markov sites"),
+    },
+    "Regression": {
+        "heteroscedastic": ("Noise that changes", "a GP for the mean and one for the noise"),
+        "robust": ("Outliers", "a Student-t likelihood ignores six wrong years by itself"),
+        "multi_output": ("Several outputs with gaps", "twelve months, mixtures of three functions"),
+        "own_likelihood": ("A likelihood of your own", "censored survival times"),
+        "tinygp_kernel": (
+            "A tinygp kernel",
+            "carbon dioxide at Mauna Loa, predicted for ten years",
+        ),
+    },
+    "Comparing and checking": {
+        "compare_kernels": ("Which kernel?", "leave-one-out scores of three, without a refit"),
+        "hyperparameters": ("Hyperparameters three ways", "a point, variational, and NUTS"),
+        "nuts_side_by_side": ("NUTS and t-SVGP", "one model, three inferences, and their cost"),
+    },
+    "Large and growing data": {
+        "large_data": ("A file that is never in memory", "counts at any number of places"),
+        "streaming": ("A stream", "batches that come in order and are then gone"),
+        "bayesian_optimization": ("Bayesian optimization", "where to measure next"),
+    },
+}
+# Examples that have not been executed for the site yet: a card without a page. Keep it empty.
+NOT_EXECUTED: set[str] = set()
 
 
 @dataclass
@@ -175,6 +214,34 @@ def example_page(name: str, results: list[dict[str, Any]], where: str) -> str:
     return "\n".join(page)
 
 
+def gallery_page() -> str:
+    """The page of all examples, with a thumbnail of each."""
+    out = [
+        "<!-- Written by docs/execute.py --gallery. -->",
+        "# Examples\n",
+        "Each is one script with its code, its output, its picture and its run time, on data that",
+        "ship with it (`examples/data/README.md` says where they are from). In a clone:\n",
+        '```bash\npip install ".[examples]"\npython examples/counts.py\n```\n',
+        "Scripts are divided into cells (`# %%`) that notebook editors understand. With `--quick`",
+        "they take a few steps only, and say so in the picture.\n",
+    ]
+    for group, examples in GALLERY.items():
+        out.append(f"## {group}\n\n:::::{{container}} gallery")
+        for name, (title, subject) in examples.items():
+            image = f"![{title}](images/{PICTURES.get(name, name + '.png')})"
+            page = f"gallery/{name}.md"
+            if name in NOT_EXECUTED:
+                script = f"{{download}}`{title} <../examples/{name}.py>`"
+                image, link = image.replace("large_data_200000", "large_data"), script
+            else:
+                image, link = f"[{image}]({page})", f"[{title}]({page})"
+            out.append(f"::::{{container}} card\n{image}\n\n{link}: {subject}.\n::::\n")
+        out.append(":::::\n")
+    shown = [name for group in GALLERY.values() for name in group if name not in NOT_EXECUTED]
+    toctree = "\n".join(f"gallery/{name}" for name in shown)
+    return "\n".join([*out, f"```{{toctree}}\n:hidden:\n\n{toctree}\n```\n"])
+
+
 def code_of(page: str) -> list[str]:
     """The blocks of Python on a page."""
     return re.findall(r"^```python\n(.*?)\n?^```$", page, re.DOTALL | re.MULTILINE)
@@ -234,7 +301,7 @@ def execute_page(name: str) -> None:
 def stale() -> list[str]:
     """Names of examples and pages whose code has changed since they were executed."""
     found = []
-    for name in NAMES:
+    for name in sorted(set(NAMES) - NOT_EXECUTED):
         page = DOCS / "gallery" / f"{name}.md"
         cells = parse((EXAMPLES / f"{name}.py").read_text("utf8"))[1]
         blocks = [cell.text for cell in cells if cell.kind == "code"]
@@ -252,11 +319,14 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="examples, by the names of their scripts")
     parser.add_argument("--pages", action="store_true", help="the pages that show their outputs")
     parser.add_argument("--all", action="store_true", help="all examples and pages")
+    parser.add_argument("--gallery", action="store_true", help="the page of all examples")
     parser.add_argument("--stale", action="store_true", help="print what should be executed")
     args = parser.parse_args()
     if args.stale:
         print("\n".join(stale()))
         return
+    if args.gallery or args.all:
+        (DOCS / "examples.md").write_text(gallery_page(), "utf8")
     for name in NAMES if args.all else args.names:
         start = time.perf_counter()
         execute_example(name)

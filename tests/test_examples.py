@@ -81,7 +81,9 @@ def test_benchmark(script, tmp_path, monkeypatch, capsys):
     header, *rows = csv.reader(table.read_text().splitlines())
     assert rows and all(len(row) == len(header) for row in rows)
     column = next(
-        header.index(name) for name in ("median_ms", "step_ms", "mean", "nlpd") if name in header
+        header.index(name)
+        for name in ("median_ms", "step_ms", "mean", "nlpd", "loss")
+        if name in header
     )
     assert np.isfinite([float(row[column]) for row in rows]).all()
     assert (np.array([row[column] for row in rows], float) != 0).all()

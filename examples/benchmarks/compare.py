@@ -417,6 +417,18 @@ def show(row):
     )
 
 
+TITLES = {
+    "mnist": "MNIST: ten functions, softmax, minibatches",
+    "mnist odd/even": "MNIST odd/even: one function, minibatches",
+    "em": "em: classification, 10,000 rows, 8 E- and 15 M-steps",
+    "em 1000": "em: the same with 1,000 rows",
+    "em minibatch": "em minibatch: batches of 200 rows",
+    "regression 256": "regression, 256 inducing inputs",
+    "regression 1024": "regression, 1024 inducing inputs",
+    "cold-start": "cold start: import, compile, 100 iterations",
+}
+
+
 def plot(rows, output):
     """Bars for each job, and the scores by seconds where they were followed."""
     try:
@@ -462,11 +474,11 @@ def plot(rows, output):
             bars = ax.barh(names, values, color=[colour(name) for name in names])
             labels = [f" {value:,.0f}" if value >= 100 else f" {value:.3g}" for value in values]
             ax.bar_label(bars, labels, fontsize=8)
-            ax.set_title(job)
+            ax.set_title(TITLES.get(job, job))
             ax.set_xlabel("seconds" if job == "cold-start" else "milliseconds an iteration")
             ax.set_xlim(0, max(values) * 1.15)
             ax.invert_yaxis()
-        fig.suptitle(f"{precision}, cores: {cores}")
+        fig.suptitle(f"time of one iteration, less is better ({precision}, cores: {cores})")
         fig.savefig(output / f"compare_{precision}_{cores}.png", dpi=120)
         plt.close(fig)
     for job, precision, cores in dict.fromkeys(
@@ -476,10 +488,12 @@ def plot(rows, output):
         for row in rows:
             if (row["job"], row["precision"], row["cores"]) == (job, precision, cores):
                 _, seconds, nlpd, _ = np.array(row["curve"]).T
-                style = "-" if "one BLAS" not in row["system"] else ":"
-                ax.plot(seconds, nlpd, style, marker=".", label=row["system"])
+                style = ":" if "one BLAS" in row["system"] else "-"
+                style = "--" if "q-SVGP" in row["system"] else style
+                look = {"color": colour(row["system"]), "linestyle": style, "marker": "."}
+                ax.plot(seconds, nlpd, label=row["system"], **look)
         ax.set(xscale="log", xlabel="seconds, without compilation", ylabel="NLPD on test data")
-        ax.set_title(f"{job}, {precision}, cores: {cores}")
+        ax.set_title(f"{TITLES.get(job, job)} ({precision}, cores: {cores})")
         ax.legend(fontsize=8)
         name = f"nlpd_{job}_{precision}_{cores}".replace(" ", "_").replace("/", "_")
         fig.savefig(output / f"{name}.png", dpi=120)

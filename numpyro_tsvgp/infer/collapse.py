@@ -256,8 +256,8 @@ class Collapsed:
           num_draws: D, the number of draws of the GPs for each draw of the hyperparameters.
 
         Returns:
-          Log weights, normalised to sum to one as weights. To use them, resample:
-          ``jax.random.categorical(key, log_weights, shape=(1000,))`` are indices of draws.
+          Log weights, normalised to sum to one as weights. They resample the draws, of which
+          ``jax.random.categorical(key, log_weights, shape=(1000,))`` are then indices.
         """
         fit = self.fit
         hyper = _as_arrays(self.hyperparameters_among(samples))

@@ -47,7 +47,7 @@ def is_rows(old: Call, new: Call, rows: int) -> tuple[bool, ...] | None:
       rows: how many data points the new ones have.
 
     Returns:
-      An entry for each array of the arguments, or None if there is no telling: what is not data
+      An entry for each array of the arguments, or None if there is no telling. What is not data
       differs, or arrays as long as the new data were of several lengths.
 
     Examples:

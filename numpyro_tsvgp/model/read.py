@@ -335,7 +335,7 @@ def on_some_rows(
       count: how many rows.
 
     Returns:
-      A reading and the arguments, or None if the model cannot be run on fewer rows: it may know
+      A reading and the arguments, or None if the model cannot be run on fewer rows. It may know
       their number from elsewhere.
     """
     sizes = {site.rows for site in reading.gps.values()}

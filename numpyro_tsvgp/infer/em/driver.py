@@ -286,7 +286,7 @@ class Driver(Iteration):
         """The care that :meth:`run` takes, for a loop of your own.
 
         Returns:
-          A context whose ``update`` is that of this driver, compiled: inside, BLAS has one thread,
-          first updates that overshoot are replaced, and the values of batches are checked.
+          A context whose ``update`` is that of this driver, compiled. Inside of it BLAS has one
+          thread, first updates that overshoot are replaced, and values of batches are checked.
         """
         return Protected(self)
