@@ -26,7 +26,7 @@ from numpyro_tsvgp.gaussian.linalg import blas_threads
 
 jax.config.update("jax_enable_x64", True)
 args = options("nuts_side_by_side", __doc__)
-steps, draws, width = (3, 5, 8.0) if args.quick else (200, 300, 0.25)
+steps, draws, width = (3, 5, 4.0) if args.quick else (200, 200, 0.25)
 
 # %% The model
 (dates,) = load("coal.csv")

@@ -65,7 +65,7 @@ def test_the_gallery_has_every_example():
     assert page == execute.gallery_page()
     for picture in re.findall(r"\]\(images/(\S+?)\)", page):
         assert (DOCS / "images" / picture).exists(), picture
-    for name in re.findall(r"^gallery/(\w+)$", page, re.MULTILINE):
+    for name in re.findall(r"<gallery/(\w+)>$", page, re.MULTILINE):
         assert (DOCS / "gallery" / f"{name}.md").exists(), name
 
 

@@ -1,8 +1,9 @@
 """The code of the README and of the documentation runs as it stands.
 
-The blocks of a page are executed in turn in one namespace. Pages other than the quickstart may use
-the names of a small fit without introducing them. Fits and chains are cut short: what is tested is
-that the code is right, not that it converges.
+The blocks of a page are executed in turn in one namespace. A page that includes a setup, which
+readers can unfold, needs nothing else, and neither does the quickstart; others may use the names of
+a small fit. Fits and chains are cut short: what is tested is that the code is right, not that it
+converges.
 """
 
 import ast
@@ -28,9 +29,17 @@ PAGES = sorted(
 )
 
 
+SETUP = re.compile(r"^```\{include\} (_setup/\w+\.md)\n```$", re.MULTILINE)
+
+
 def blocks(path):
-    """Python blocks of a page, each at its own line so that a traceback points there."""
+    """Python blocks of a page, each at its own line so that a traceback points there.
+
+    The block of a setup that the page includes comes first.
+    """
     text = path.read_text("utf8")
+    for name in SETUP.findall(text):
+        yield from blocks(ROOT / "docs" / name)
     for match in re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
         line = text[: match.start(1)].count("\n")
         yield compile("\n" * line + match.group(1), str(path), "exec")
@@ -113,7 +122,8 @@ def test_there_are_pages():
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_the_code_of_a_page_runs(page, names, short, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    namespace = {} if page.stem == "quickstart" else dict(names)
+    alone = page.stem == "quickstart" or SETUP.search(page.read_text("utf8"))
+    namespace = {} if alone else dict(names)
     for block in blocks(page):
         exec(block, namespace)
 
