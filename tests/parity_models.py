@@ -272,7 +272,7 @@ def _minibatch() -> Case:
     rng = np.random.RandomState(8)
     X = line(rng, 60)
     y = rng.poisson(np.exp(0.8 + np.sin(2.0 * X)))
-    make = dual(optax.adam(0.03))
+    make = dual(optax.adam(0.03), options={"site_lr": 0.5 / 3**0.5})  # of 0.1, by default
     return Case(minibatch, (X, y), NEW, spread(8, rng), make, draws=True)
 
 

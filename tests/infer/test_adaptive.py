@@ -186,7 +186,8 @@ def test_minibatches_have_the_rate_of_their_size():
             numpyro.sample("y", dist.Normal(f, 0.3), obs=y[rows])
 
     found = []
-    for rate in ("auto", 0.25):  # a quarter of the data: 0.5 * sqrt(1 / 4)
+    # A quarter of the data: 0.5 * sqrt(1 / 4), halved after ten epochs.
+    for rate in ("auto", lambda step: 0.25 / (1 + step / 40)):
         svi = TSVGP(plain, AutoDualGaussian(plain, X[::4]), None, site_lr=rate)
         found.append(loop(svi, 5, X, Y)[1])
     np.testing.assert_allclose(*found, rtol=1e-12)

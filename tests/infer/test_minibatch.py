@@ -116,10 +116,13 @@ def assert_average(batches, whole):
 
 
 def assert_default_rate(guide, *args):
-    """0.5 sqrt(|M| / N), however the model says what N and |M| are."""
+    """0.5 sqrt(|M| / N) / (1 + epochs / 10), however the model says what N and |M| are."""
     reading = read(guide.model, Call(args, {}), key=jax.random.key(0), first_rows=True)
-    rate = TSVGP(guide.model, guide, None).rate(0, reading.subsampling)
-    assert rate == pytest.approx(0.5 * np.sqrt(BATCH / N))
+    svi = TSVGP(guide.model, guide, None)
+    for epochs in (0, 10, 30):
+        rate = svi.rate(epochs * N / BATCH, reading.subsampling)
+        assert rate == pytest.approx(0.5 * np.sqrt(BATCH / N) / (1 + epochs / 10))
+    assert svi.rate(1000, 1.0) == 0.5
 
 
 SLOW = ["by_subsample", "by_values"]  # to the library the same as the first

@@ -38,7 +38,10 @@ from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.likelihood import log_prior
 from numpyro_tsvgp.model.read import Reading, read
 
-__all__ = ["Iteration", "Rate"]
+__all__ = ["Iteration", "Rate", "default_rate"]
+
+# Passes over the data after which the default rate of minibatches is half of the first one.
+_EPOCHS = 10
 
 Rate = float | Callable[[Array], Any] | Adaptive | str | None
 
@@ -54,6 +57,31 @@ class _Keys(NamedTuple):
     def of(key: Array) -> _Keys:
         model, hyper = jax.random.split(key)
         return _Keys(jax.random.split(model)[1], hyper, jax.random.split(key, 3)[2])
+
+
+def default_rate(step: Any, subsampling: float) -> Any:
+    r"""The rate of E-steps where nobody chose one.
+
+    .. math:: r_t = \frac{0.5 \sqrt{|M| / N}}{1 + t |M| / (10 N)}
+
+    It is 0.5 on full batches. On minibatches it starts so that sites remember a number of batches
+    between one and an epoch, and falls with the number of epochs, halved after ten: like 1/t, so
+    that the noise of batches averages out while any distance can still be covered.
+
+    Args:
+      step: the number t of updates so far.
+      subsampling: N / |M|, how many times as many data there are as in a batch.
+
+    Returns:
+      A rate in (0, 0.5].
+
+    Examples:
+      >>> from numpyro_tsvgp.infer.em.iteration import default_rate
+      >>> [round(default_rate(step, 100.0), 4) for step in (0, 1000, 9000)]
+      [0.05, 0.025, 0.005]
+    """
+    first = 0.5 / subsampling**0.5
+    return first if subsampling == 1 else first / (1 + step / (_EPOCHS * subsampling))
 
 
 class Iteration:
@@ -147,7 +175,7 @@ class Iteration:
     def rate(self, step: Any, subsampling: float) -> Any:
         """The rate of E-steps at a step, where there are N / |M| times as many data as in it."""
         if self.site_lr is None or self.adaptive is not None:
-            return 0.5 / subsampling**0.5
+            return default_rate(step, subsampling)
         return self.site_lr(step) if callable(self.site_lr) else self.site_lr
 
     def _scene(

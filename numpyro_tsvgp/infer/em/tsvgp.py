@@ -37,10 +37,10 @@ class TSVGP(Driver):
         ``m_steps``), or None to hold them and update sites alone.
       loss: nothing, or ``Trace_ELBO()`` where code written for SVI passes it: the loss is built in.
       site_lr: the rate r in (0, 1], a number or a schedule (a function of the step). None means
-        ``0.5 * sqrt(|M| / N)``: 0.5 for full batches, less for minibatches. With the default rule a
-        Gaussian likelihood is exact after one full-batch step of rate 1. With ``"auto"`` the
-        library chooses it: every step is judged by the bound, taken back if it was too long, and
-        the rate follows
+        0.5 for full batches and ``0.5 * sqrt(|M| / N) / (1 + epochs / 10)`` for minibatches, where
+        epochs count the passes over the data so far. With the default rule a Gaussian likelihood is
+        exact after one full-batch step of rate 1. With ``"auto"`` the library chooses it: every
+        step is judged by the bound, taken back if it was too long, and the rate follows
         (:class:`~numpyro_tsvgp.infer.steps.adaptive.Adaptive`).
       e_steps: site updates in one iteration, all on the same batch.
       m_steps: optimizer steps in one iteration.

@@ -50,7 +50,8 @@ class Adaptive:
     so that a loop of your own around ``svi.update`` is as safe as ``svi.run``.
 
     A minibatch cannot tell whether a step is too long, since sites that follow a batch raise the
-    bound of that batch. There the rate is :math:`\tfrac12 \sqrt{|M|/N}`.
+    bound of that batch. There the rate is that of the default,
+    :math:`\tfrac12 \sqrt{|M|/N} / (1 + \text{epochs}/10)`.
 
     Args:
       start: the first rate, in (0, 1].

@@ -160,6 +160,8 @@ class AskedAll(NamedTuple):
 
     def step(self, rule: SiteRule, carries: Mapping[str, Any], rate: Any) -> dict[str, Any]:
         """The carries after a step."""
+        if isinstance(rate, Array):  # of a schedule, and perhaps of another precision
+            rate = rate.astype(self.bound.dtype)
         return {name: rule.step(carries[name], asked, rate) for name, asked in self.by_gp.items()}
 
 
