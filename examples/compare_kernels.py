@@ -58,9 +58,9 @@ table = az.compare(scores)
 print(table)
 for name in table.index:
     score, size = elpd(scores[name]), effective_parameters(scores[name])
-    behind, error = table.loc[name, "elpd_diff"], table.loc[name, "dse"]
+    behind, error = elpd(scores[table.index[0]]) - score, table.loc[name, "dse"]
     print(f"{name}: elpd {score:.1f}, effective parameters {size:.1f}", end=", ")
-    print(f"behind the best by {abs(behind):.1f} (standard error {error:.1f})")
+    print(f"behind the best by {behind:.1f} (standard error {error:.1f})")
 
 # %% A picture
 fig, axes = plt.subplots(1, 4, figsize=(15, 3.6), layout="constrained")

@@ -77,7 +77,7 @@ for ax, (name, model) in zip(axes, models.items(), strict=False):
     ax.set(title=f"{name}\nleave-one-out score {scores[model]:.1f}", xlabel="time (10 ms)")
     ax.set_ylim(-3.6, 2.6)
 axes[0].set_ylabel("acceleration (50 g)")
-axes[0].legend(loc="lower right")
+axes[0].legend(loc="upper left", fontsize=8)
 g = fits[two_gps]["g"]
 band(axes[2], X_new, g.mean, np.sqrt(g.variance), "C1")
 axes[2].set(title="the second GP: log of the noise scale", xlabel="time (10 ms)")

@@ -2,9 +2,10 @@
 
     python examples/nuts_side_by_side.py
 
-Coal-mining disasters in 448 quarters of a year. NUTS over the whole function factorises a matrix of
-448 rows for each of its gradients; t-SVGP has 25 inducing inputs. Nothing in the model changes
-between them. Writes ``nuts_side_by_side.png``.
+Coal-mining disasters in 112 years. NUTS over the whole function has 114 dimensions and factorises
+a matrix of 112 rows for each of its gradients, a cost that grows with the cube of the number of
+years; t-SVGP has 25 inducing inputs. Nothing in the model changes between them. Writes
+``nuts_side_by_side.png``.
 """
 
 # %% Imports
@@ -26,7 +27,7 @@ from numpyro_tsvgp.gaussian.linalg import blas_threads
 
 jax.config.update("jax_enable_x64", True)
 args = options("nuts_side_by_side", __doc__)
-steps, draws, width = (3, 5, 4.0) if args.quick else (200, 200, 0.25)
+steps, draws, width = (3, 5, 4.0) if args.quick else (200, 200, 1.0)
 
 # %% The model
 (dates,) = load("coal.csv")
@@ -45,17 +46,17 @@ def model(X, y=None):
 seconds, posteriors, hyperparameters = {}, {}, {}
 
 # %% t-SVGP: hyperparameters by MAP
-start = time.perf_counter()
+start = time.process_time()
 Z = np.linspace(1851.0, 1963.0, 25)
 result = TSVGP(model, AutoDualGaussian(model, Z), optax.adam(0.1)).run(
     jax.random.key(0), steps, X, y
 )
 f = result.fit.marginals(X)["f"]
-seconds["t-SVGP, MAP"] = time.perf_counter() - start
+seconds["t-SVGP, MAP"] = time.process_time() - start
 posteriors["t-SVGP, MAP"] = f.mean, jnp.sqrt(f.variance)
 
 # %% In between: NUTS over the two hyperparameters alone, with f integrated out
-start = time.perf_counter()
+start = time.process_time()
 at_the_fit = init_to_value(values=result.fit.hyper)
 collapsed = collapse(result.fit)
 mcmc = MCMC(
@@ -70,10 +71,10 @@ mixed = collapsed.marginals(mcmc.get_samples())["f"]
 name = "t-SVGP, NUTS over hyperparameters"
 posteriors[name] = mixed.mean, jnp.sqrt(mixed.variance)
 hyperparameters[name] = mcmc.get_samples()
-seconds[name] = time.perf_counter() - start
+seconds[name] = time.process_time() - start
 
 # %% NUTS over everything: the function as white noise, and the hyperparameters
-start = time.perf_counter()
+start = time.process_time()
 mcmc = MCMC(
     NUTS(whiten(model), init_strategy=at_the_fit),
     num_warmup=draws,
@@ -85,13 +86,13 @@ with blas_threads(len(X)):
 nuts = mcmc.get_samples()
 posteriors["NUTS"] = nuts["f"].mean(0), nuts["f"].std(0)
 hyperparameters["NUTS"] = nuts
-seconds["NUTS"] = time.perf_counter() - start
+seconds["NUTS"] = time.process_time() - start
 
 # %% How far apart are they, and what did they cost?
 for name, (mean, sd) in posteriors.items():
     away = np.max(np.abs(mean - posteriors["NUTS"][0]) / posteriors["NUTS"][1])
     ratio = np.mean(sd / posteriors["NUTS"][1])
-    print(f"{name}: {seconds[name]:.0f} s with compilation")
+    print(f"{name}: {seconds[name]:.0f} s of CPU time, with compilation")
     print(f"  means at most {away:.2f} sd from those of NUTS, sds {ratio:.2f} of its on average")
     if name in hyperparameters:
         size = min(
@@ -104,7 +105,7 @@ for name, (mean, sd) in posteriors.items():
 fig, axes = plt.subplots(1, 3, figsize=(14, 4), layout="constrained", width_ratios=[2, 1, 1])
 colours = dict(zip(posteriors, ("C1", "C2", "C0"), strict=True))
 for name, (mean, sd) in reversed(posteriors.items()):
-    band(axes[0], X, mean, sd, colours[name], f"{name}, {seconds[name]:.0f} s")
+    band(axes[0], X, mean, sd, colours[name], f"{name}: {seconds[name]:.0f} s of CPU time")
 axes[0].plot(dates, np.full(len(dates), axes[0].get_ylim()[0]), "k|", label="a disaster")
 axes[0].set(title="posterior of the log rate", xlabel="year", ylabel="log of disasters a year")
 axes[0].legend(fontsize=8)

@@ -49,6 +49,23 @@ def test_example(script, tmp_path, monkeypatch, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == [picture.name]
 
 
+@pytest.mark.parametrize("quick", [True, False])
+def test_the_picture_of_a_quick_run_says_so(quick, tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import _common
+
+    monkeypatch.setattr(sys, "argv", ["x", "--output", str(tmp_path / "x.png")])
+    args = _common.options("x", "Words.")
+    args.quick = quick
+    figure, ax = plt.subplots()
+    _common.band(ax, np.arange(3), np.zeros(3), np.ones(3), label="a function")
+    assert ax.get_legend_handles_labels()[1] == ["a function (band: ± 2 sd)"]
+    _common.save(figure, args)
+    plt.close(figure)
+    assert [text.get_text()[:9] for text in figure.texts] == ["quick run"] * quick
+    assert (tmp_path / "x.png").exists()
+
+
 def test_every_example_says_how_to_run_it():
     for script in SCRIPTS:
         text = script.read_text()

@@ -158,3 +158,20 @@ def test_what_is_returned_is_not_taken_for_a_type():
             if ":" in words:
                 found.append(f"{path.name}: {line}")
     assert found == []
+
+
+def test_addresses_of_other_projects(tmp_path):
+    """Lists of names become inventories that Sphinx reads: a head, and compressed lines."""
+    import zlib
+
+    inventories = _module("_extensions/inventories")
+    found = inventories.mapping(DOCS / "inventories", tmp_path)
+    assert set(found) == {"numpyro", "jax", "arviz"}
+    for site, file in found.values():
+        assert site.startswith("https://") and site.endswith("/")
+        head, body = Path(file).read_bytes().split(b"zlib.\n", 1)
+        assert head.startswith(b"# Sphinx inventory version 2\n")
+        for line in zlib.decompress(body).decode().splitlines():
+            name, kind, priority, address, shown = line.split(" ")
+            assert kind in ("py:class", "py:function") and (priority, shown) == ("1", "-")
+            assert name in address

@@ -7,6 +7,7 @@ converges.
 """
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -33,13 +34,8 @@ SETUP = re.compile(r"^```\{include\} (_setup/\w+\.md)\n```$", re.MULTILINE)
 
 
 def blocks(path):
-    """Python blocks of a page, each at its own line so that a traceback points there.
-
-    The block of a setup that the page includes comes first.
-    """
+    """Python blocks of a page, each at its own line so that a traceback points there."""
     text = path.read_text("utf8")
-    for name in SETUP.findall(text):
-        yield from blocks(ROOT / "docs" / name)
     for match in re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
         line = text[: match.start(1)].count("\n")
         yield compile("\n" * line + match.group(1), str(path), "exec")
@@ -118,12 +114,21 @@ def test_there_are_pages():
     assert len(PAGES) >= 8
 
 
+@functools.cache
+def after(setup):
+    """The names that a setup leaves, which pages share."""
+    namespace = {}
+    for block in blocks(ROOT / "docs" / setup):
+        exec(block, namespace)
+    return namespace
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_the_code_of_a_page_runs(page, names, short, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    alone = page.stem == "quickstart" or SETUP.search(page.read_text("utf8"))
-    namespace = {} if alone else dict(names)
+    setup = SETUP.search(page.read_text("utf8"))
+    namespace = {} if page.stem == "quickstart" else dict(after(setup[1]) if setup else names)
     for block in blocks(page):
         exec(block, namespace)
 

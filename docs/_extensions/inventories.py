@@ -16,7 +16,7 @@ def write(lines: list[str], name: str, to: Path) -> None:
     body = ""
     for line in lines:
         thing, kind, address = line.split()
-        body += f"{thing} py:{kind} 1 {address.replace(thing, '$')} -\n"
+        body += f"{thing} py:{kind} 1 {address} -\n"
     to.parent.mkdir(parents=True, exist_ok=True)
     to.write_bytes(head.encode() + zlib.compress(body.encode()))
 
