@@ -17,7 +17,7 @@ from numpyro.distributions.batch_util import promote_batch_shape
 from numpyro.distributions.util import validate_sample
 from numpyro.util import is_prng_key
 
-from numpyro_tsvgp.gaussian.linalg import add_jitter, cholesky, cholesky_and_inverse
+from numpyro_tsvgp.gaussian.linalg import add_jitter, cholesky, cholesky_and_inverse, full_precision
 from numpyro_tsvgp.kernels import as_kernel
 
 __all__ = ["GP", "ConstantMean", "as_inputs", "find_gp", "functions_shape", "is_masked"]
@@ -122,43 +122,52 @@ class GP(dist.Distribution):
         return self.X.ndim - self._own_ndims[0]
 
     @property
+    @full_precision()
     def mean(self) -> Array:
         return jnp.broadcast_to(self._loc, self.batch_shape + self.event_shape)
 
     @property
+    @full_precision()
     def variance(self) -> Array:
         variance = self._each(lambda kernel, X, loc, jitter: kernel.diag(X))
         return jnp.broadcast_to(variance, self.batch_shape + self.event_shape)
 
     @property
+    @full_precision()
     def covariance_matrix(self) -> Array:
         """The prior covariance at ``X`` with its jitter, shape ``(..., n, n)``."""
         return self._each(lambda kernel, X, loc, jitter: add_jitter(kernel(X, X), jitter))
 
     @property
+    @full_precision()
     def scale_tril(self) -> Array:
         """The Cholesky factor of :attr:`covariance_matrix`, shape ``(..., n, n)``."""
         return cholesky(self.covariance_matrix)
 
     @property
+    @full_precision()
     def precision_matrix(self) -> Array:
         """The inverse of :attr:`covariance_matrix`, shape ``(..., n, n)``."""
         _, inverse = cholesky_and_inverse(self.covariance_matrix)
         return inverse.mT @ inverse
 
+    @full_precision()
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         assert is_prng_key(key)
         shape = sample_shape + self.batch_shape + self.event_shape
         return self.from_noise(jax.random.normal(key, shape, self.loc.dtype))
 
+    @full_precision()
     def from_noise(self, noise: Array) -> Array:
         r"""Draws :math:`\mu + L \varepsilon` from standard normal numbers of shape ``(..., n)``."""
         return self._loc + _apply(self.scale_tril, noise)
 
     @validate_sample
+    @full_precision()
     def log_prob(self, value: Array) -> Array:
         return _normal_log_prob(value - self._loc, *cholesky_and_inverse(self.covariance_matrix))
 
+    @full_precision()
     def entropy(self) -> Array:
         n = self.event_shape[0]
         entropy = 0.5 * n * (1 + jnp.log(2 * jnp.pi)) + _half_log_det(self.scale_tril)
@@ -190,6 +199,7 @@ def _promote_gp(gp: GP) -> GP:
 
 
 @kl_divergence.register(GP, GP)
+@full_precision()
 def _kl_divergence(p: GP, q: GP) -> Array:
     r"""Kullback-Leibler divergence between two GPs at the same inputs, by ``kl_divergence``.
 

@@ -15,7 +15,7 @@ from jax import Array, lax
 from numpyro_tsvgp.diagnostics import compat
 from numpyro_tsvgp.diagnostics.draws import draw, prior_hyperparameters
 from numpyro_tsvgp.diagnostics.labels import shape_of
-from numpyro_tsvgp.gaussian.linalg import blas_threads
+from numpyro_tsvgp.gaussian.linalg import blas_threads, full_precision
 from numpyro_tsvgp.infer.collapse import evidence_of
 from numpyro_tsvgp.infer.em.driver import Driver
 from numpyro_tsvgp.infer.fit import Fit, check_fit
@@ -62,6 +62,7 @@ def _verdict(k: float) -> str:
 
 
 @blas_threads()
+@full_precision(on_cpu=False)
 def psis_khat(
     rng_key: Array,
     fit: Fit,
@@ -110,6 +111,7 @@ def psis_khat(
       inference*, ICML 2018.
     """
     check_fit("psis_khat(key, result.fit)", fit)
+    fit.check_has_all_rows("The Pareto k of the joint posterior")
     fit = fit.of_all_data()
     key_noise, key_hyper = jax.random.split(rng_key)
     latents = fit.guide.latents(fit.read(), fit.params)
@@ -128,12 +130,14 @@ def psis_khat(
 
 
 @jax.jit
+@full_precision()
 def _weights(fit: Fit, noise: Params) -> Array:
     """Log weights of draws of the GPs, hyperparameters being points."""
     return log_weights(fit, fit.hyper, noise)
 
 
 @jax.jit
+@full_precision()
 def _weights_of_both(fit: Fit, keys: Array, noise: Params) -> tuple[Array, Array]:
     """Log weights of draws of everything, and of the hyperparameters with GPs integrated out."""
 
@@ -147,6 +151,7 @@ def _weights_of_both(fit: Fit, keys: Array, noise: Params) -> tuple[Array, Array
     return lax.map(one, (keys, noise))
 
 
+@full_precision(on_cpu=False)
 def sbc(
     rng_key: Array,
     svi: Driver,

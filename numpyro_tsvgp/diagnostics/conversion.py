@@ -16,7 +16,7 @@ from numpyro_tsvgp.diagnostics import compat
 from numpyro_tsvgp.diagnostics.draws import Draws, draw, prior_hyperparameters
 from numpyro_tsvgp.diagnostics.labels import Labels, Shape, shape_of
 from numpyro_tsvgp.gaussian.caller import stack_level
-from numpyro_tsvgp.gaussian.linalg import blas_threads
+from numpyro_tsvgp.gaussian.linalg import blas_threads, full_precision
 from numpyro_tsvgp.infer.collapse import collapsed_of, evidence_of
 from numpyro_tsvgp.infer.fit import Fit, check_fit
 from numpyro_tsvgp.model.arguments import as_call
@@ -29,6 +29,7 @@ _LARGEST_PARAM = 1000
 
 
 @blas_threads()
+@full_precision(on_cpu=False)
 def to_arviz(
     rng_key: Array,
     fit: Fit,
@@ -120,6 +121,8 @@ def to_arviz(
       (1, 50, 20)
     """
     check_fit("to_arviz(key, result.fit)", fit)
+    if mcmc is not None or result is not None:
+        fit.check_has_all_rows("to_arviz with mcmc or result")
     fit = fit.of_all_data()
     key_hyper, key_posterior, key_prior, key_new = jax.random.split(rng_key, 4)
     # Given a draw of the hyperparameters the posterior of f is made as their density has it.
@@ -228,12 +231,14 @@ def _fit_group(fit: Fit, result: Any) -> xr.Dataset:
 
 
 @jax.jit
+@full_precision()
 def _bound(fit: Fit) -> Array:
     """The objective of the fit, with hyperparameters held at their median."""
     return evidence_of(fit, fit.hyper, 0)
 
 
 @jax.jit
+@full_precision()
 def _draw_hyperparameters(fit: Fit, keys: Array) -> dict[str, Array]:
     return lax.map(lambda key: fit.hyper_guide.draw(key, fit.params, fit.data)[0], keys)
 

@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array, lax
 
 from numpyro_tsvgp.gaussian.approximation import Noise
+from numpyro_tsvgp.gaussian.linalg import full_precision
 from numpyro_tsvgp.infer.fit import Fit
 from numpyro_tsvgp.infer.guides.hyper import Params
 from numpyro_tsvgp.infer.importance import standard_normals
@@ -151,6 +152,7 @@ class _Settings(NamedTuple):
 
 
 @partial(jax.jit, static_argnums=0)
+@full_precision()
 def _run(
     settings: _Settings,
     fit: Fit,
@@ -175,6 +177,7 @@ def _run(
     return lax.map(one, (keys, hyper, gps))
 
 
+@full_precision()
 def _draw_gps(
     settings: _Settings, fit: Fit, call: Call, hyper: Params, noise: Mapping[str, Noise]
 ) -> dict[str, Array]:

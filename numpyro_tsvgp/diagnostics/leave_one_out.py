@@ -16,7 +16,7 @@ from jax import Array, lax
 from numpyro_tsvgp.diagnostics import cavities, compat
 from numpyro_tsvgp.diagnostics.cavities import AtPoints, Frame
 from numpyro_tsvgp.gaussian.caller import stack_level
-from numpyro_tsvgp.gaussian.linalg import blas_threads
+from numpyro_tsvgp.gaussian.linalg import blas_threads, full_precision
 from numpyro_tsvgp.infer.collapse import Collapsed, collapsed_of
 from numpyro_tsvgp.infer.em.passes import fits_of_batches
 from numpyro_tsvgp.infer.fit import Fit, check_fit
@@ -30,6 +30,7 @@ _FEWEST_DRAWS = 25
 
 
 @blas_threads()
+@full_precision(on_cpu=False)
 def loo(
     fit: Fit,
     *,
@@ -109,6 +110,8 @@ def loo(
                 "loo over batches takes neither mcmc nor refine, which need all data at once."
             )
         return _summary(*_over_batches(fit, batches, out), threshold, is_drawn=False)
+    if mcmc is not None or refine:
+        fit.check_has_all_rows("loo with mcmc or refine")
     fit = fit.of_all_data()
     collapsed = None if mcmc is None else collapsed_of(mcmc)
     draws = _hyper_draws(fit, collapsed, mcmc, num_hyper)
@@ -138,6 +141,7 @@ def loo(
     )
 
 
+@full_precision()
 def densities_at(
     fit: Fit, hyper: Params, layout: Layout, refine: int
 ) -> tuple[Array, Array, Array]:
@@ -257,6 +261,7 @@ def _check_number(draws: int) -> None:
 
 
 @blas_threads()
+@full_precision(on_cpu=False)
 def influence(fit: Fit, *, delta: bool = False, batches: Any = None) -> Any:
     r"""How much each data point moves the posterior, and the dual parameters themselves.
 
@@ -316,6 +321,7 @@ def _influence_over(fit: Fit, batches: Any, delta: bool) -> Iterator[xr.Dataset]
 
 
 @partial(jax.jit, static_argnums=(1, 2))
+@full_precision()
 def _points(
     fit: Fit, delta: bool, layout: None
 ) -> tuple[dict[str, AtPoints], Array, dict[str, Array]]:
@@ -325,6 +331,7 @@ def _points(
     return at, total, _deltas(frame, at) if delta else {}
 
 
+@full_precision(on_cpu=False)
 def _influence_of(fit: Fit, delta: bool, start: int) -> xr.Dataset:
     """The influence of the rows of one call, the first of which has the number ``start``."""
     layout = Frame.of(fit, fit.hyper).layout

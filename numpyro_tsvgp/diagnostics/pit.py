@@ -9,7 +9,7 @@ from jax import Array
 
 from numpyro_tsvgp.diagnostics import cavities
 from numpyro_tsvgp.diagnostics.cavities import Frame
-from numpyro_tsvgp.gaussian.linalg import blas_threads
+from numpyro_tsvgp.gaussian.linalg import blas_threads, full_precision
 from numpyro_tsvgp.infer.fit import Fit, check_fit
 from numpyro_tsvgp.model.layout import observed_rows
 from numpyro_tsvgp.model.likelihood import data_sites
@@ -18,6 +18,7 @@ __all__ = ["loo_pit"]
 
 
 @blas_threads()
+@full_precision(on_cpu=False)
 def loo_pit(fit: Fit, *, rng_key: Array | None = None, refine: int = 0) -> xr.DataArray:
     r"""Probability integral transforms of the data, each under the posterior without it.
 
@@ -59,6 +60,8 @@ def loo_pit(fit: Fit, *, rng_key: Array | None = None, refine: int = 0) -> xr.Da
       Practice, 1996.
     """
     check_fit("loo_pit(result.fit)", fit)
+    if refine:
+        fit.check_has_all_rows("loo_pit with refine")
     fit = fit.of_all_data()
     layout = Frame.of(fit, fit.hyper).layout
     sites = data_sites(fit.read().trace)
@@ -71,6 +74,7 @@ def loo_pit(fit: Fit, *, rng_key: Array | None = None, refine: int = 0) -> xr.Da
         )
 
     @jax.jit
+    @full_precision()
     def compute(fit: Fit) -> tuple[Array, Array]:
         frame = Frame(fit, layout, fit.hyper)
         data = cavities.at_points(frame)

@@ -274,6 +274,38 @@ def cholesky_of_residual(matrix: Array, scale: Array, jitter: Any = None) -> Arr
     return cholesky(raised(level))
 
 
+# ---- precision of products -------------------------------------------------------------------
+
+
+@contextmanager
+def full_precision(*, on_cpu: bool = True) -> Iterator[None]:
+    """Products of matrices in the precision of their type, for a block or a function.
+
+    Accelerators multiply float32 matrices in fewer bits by default (TF32 or bfloat16), which
+    variances, as differences of products, do not survive. A product takes its precision where it is
+    traced, so this stands inside of what is compiled. It holds for what a model computes, too; a
+    product with a ``precision`` of its own keeps that. On CPU it changes no number.
+
+    Updates, predictions and diagnostics do this by themselves.
+
+    Args:
+      on_cpu: False around functions that are not compiled as a whole. Their operations are small
+        programs, which those outside of the block share if nothing is set where nothing is gained.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> from numpyro_tsvgp.gaussian.linalg import full_precision
+      >>> product = full_precision()(lambda a: a @ a)
+      >>> "HIGHEST" in str(jax.make_jaxpr(product)(jnp.eye(2)))
+      True
+    """
+    if not on_cpu and jax.default_backend() == "cpu":
+        yield
+        return
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
 # ---- BLAS threads ----------------------------------------------------------------------------
 
 

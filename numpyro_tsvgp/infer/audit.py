@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from numpyro_tsvgp.gaussian.linalg import blas_threads
+from numpyro_tsvgp.gaussian.linalg import blas_threads, full_precision
 from numpyro_tsvgp.gaussian.quadrature import Marginals, expect
 from numpyro_tsvgp.infer.collapse import evidence_of
 from numpyro_tsvgp.infer.fit import Fit
@@ -123,6 +123,7 @@ class Audit:
 
 
 @blas_threads()
+@full_precision(on_cpu=False)
 def audit(
     fit: Fit, rng_key: Array, *, num_draws: int | None = None, hyperparameters: bool = True
 ) -> Audit:
@@ -160,6 +161,9 @@ def audit(
       >>> result.fit.audit(jax.random.key(1)).concerns
       []
     """
+    hyperparameters = hyperparameters and not fit.hyper_guide.is_point
+    if hyperparameters:
+        fit.check_has_all_rows("Auditing the posterior of hyperparameters (hyperparameters=True)")
     fit, is_whole = _of_bounded_size(fit.of_all_data())
     key_noise, key_hyper = jax.random.split(rng_key)
     latents = fit.guide.latents(fit.read(), fit.params)
@@ -170,7 +174,7 @@ def audit(
     noise = standard_normals(key_noise, max(num_draws // 2, 2), latents)
     found = _compare((rows <= _JOINT_ROWS, is_whole), fit, noise)
     spread = None
-    if hyperparameters and not fit.hyper_guide.is_point:
+    if hyperparameters:
         keys = jax.random.split(key_hyper, _NUM_HYPER)
         spread = float(np.std(np.asarray(_hyper_weights(fit, keys))))
     expected, drawn, error, gain, floored = jax.device_get(found)
@@ -187,11 +191,11 @@ def audit(
 
 def _of_bounded_size(fit: Fit) -> tuple[Fit, bool]:
     """The fit on some of its rows where they are many, and whether it has all of them."""
-    reading = fit.read()
+    reading, is_whole = fit.read(), not fit.data.alone
     if max(site.rows for site in reading.gps.values()) <= _ROWS:
-        return fit, True
+        return fit, is_whole
     found = on_some_rows(fit.model, reading, fit.data, _SOME_ROWS)
-    return (fit, True) if found is None else (dataclasses.replace(fit, call=found[1]), False)
+    return (fit, is_whole) if found is None else (dataclasses.replace(fit, call=found[1]), False)
 
 
 def _densities(fit: Fit, pinned: Params, values: Mapping[str, Array]) -> dict[str, Array]:
@@ -203,6 +207,7 @@ def _densities(fit: Fit, pinned: Params, values: Mapping[str, Array]) -> dict[st
 
 
 @partial(jax.jit, static_argnums=0)
+@full_precision()
 def _compare(settings: tuple[bool, bool], fit: Fit, noise: Mapping[str, Any]) -> tuple[Any, ...]:
     """Expectations by quadrature, by draws with their errors; the gain of an E-step; floors."""
     jointly, is_whole = settings
@@ -249,6 +254,7 @@ def _floored(fit: Fit, hyper: Params) -> Array:
 
 
 @jax.jit
+@full_precision()
 def _hyper_weights(fit: Fit, keys: Array) -> Array:
     """Log weights of draws of the hyperparameters, with the GPs integrated out."""
 

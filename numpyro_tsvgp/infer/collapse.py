@@ -14,7 +14,7 @@ import numpyro.distributions as dist
 from jax import Array, lax
 from numpyro.primitives import Messenger
 
-from numpyro_tsvgp.gaussian.linalg import blas_threads
+from numpyro_tsvgp.gaussian.linalg import blas_threads, full_precision
 from numpyro_tsvgp.gaussian.quadrature import Marginals
 from numpyro_tsvgp.infer.em.checks import check_rows
 from numpyro_tsvgp.infer.fit import Fit, check_fit
@@ -29,6 +29,7 @@ from numpyro_tsvgp.model.read import Message, read
 __all__ = ["Collapsed", "collapse", "collapsed_of", "evidence_of"]
 
 
+@full_precision(on_cpu=False)
 def collapse(fit: Fit, *, refresh: int = 2, objective: Objective | None = None) -> Collapsed:
     r"""The NumPyro model of the hyperparameters alone, GPs integrated out.
 
@@ -93,6 +94,7 @@ def collapse(fit: Fit, *, refresh: int = 2, objective: Objective | None = None) 
         )
     if refresh < 0 or refresh != int(refresh):
         raise ValueError(f"refresh is a number of site updates, 0 or more; got {refresh!r}.")
+    fit.check_has_all_rows("The posterior of hyperparameters")
     fit = fit.of_all_data()
     if objective is not None:
         fit = dataclasses.replace(fit, objective=objective)
@@ -103,6 +105,7 @@ def collapse(fit: Fit, *, refresh: int = 2, objective: Objective | None = None) 
     return Collapsed(fit, int(refresh))
 
 
+@full_precision()
 def evidence_of(fit: Fit, hyper: Params, refresh: int) -> Array:
     """The objective of a fit at given hyperparameters, with sites made anew there.
 
@@ -149,6 +152,7 @@ class Collapsed:
         self.fit = fit
         self.refresh = refresh
 
+    @full_precision()
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         fit = self.fit
         call = Call(args, kwargs, whole=True) if args or kwargs else fit.data
@@ -192,6 +196,7 @@ class Collapsed:
         """The fit with sites as the density has them at one value of the hyperparameters."""
         return self.fit.refreshed(hyper, self.refresh)
 
+    @full_precision(on_cpu=False)
     def marginals(
         self, samples: Mapping[str, Any], *args: Any, **kwargs: Any
     ) -> dict[str, dist.MixtureSameFamily]:
@@ -219,6 +224,7 @@ class Collapsed:
 
         return {name: mixture(q) for name, q in found.items()}
 
+    @full_precision(on_cpu=False)
     def sample_posterior(
         self, rng_key: Array, samples: Mapping[str, Any], *args: Any, **kwargs: Any
     ) -> dict[str, Array]:
@@ -237,6 +243,7 @@ class Collapsed:
         keys = jax.random.split(rng_key, count)
         return self._map(_draw, samples, args, kwargs, keys)
 
+    @full_precision(on_cpu=False)
     def log_weights(
         self, rng_key: Array, samples: Mapping[str, Any], *, num_draws: int = 64
     ) -> Array:
@@ -288,6 +295,7 @@ class Collapsed:
 
 
 @partial(jax.jit, static_argnums=0)
+@full_precision()
 def _at_each(
     settings: tuple[Callable[..., Any], int, tuple[str, ...]],
     fit: Fit,
@@ -308,6 +316,7 @@ def _at_each(
 
 
 @partial(jax.jit, static_argnums=0)
+@full_precision()
 def _log_weights(refresh: int, fit: Fit, hyper: Params, noise: Mapping[str, Any]) -> Array:
     def one(hyper: Params) -> Array:
         here = fit.refreshed(hyper, refresh)

@@ -19,6 +19,7 @@ from numpyro_tsvgp.infer.steps.density import nodes_of, refreshed
 from numpyro_tsvgp.infer.steps.objective import Bound, Objective
 from numpyro_tsvgp.infer.steps.rules import NaturalGradient, SiteRule
 from numpyro_tsvgp.model.arguments import Call
+from numpyro_tsvgp.model.processes import is_divided, rows_here
 from numpyro_tsvgp.model.read import Reading
 from numpyro_tsvgp.model.structure import Structure
 
@@ -179,7 +180,7 @@ class Fit:
         """
         from numpyro_tsvgp.infer.predictions.functions import draw_functions  # it is made of fits
 
-        return draw_functions(self, rng_key, num, self.inputs(args, kwargs), features=features)
+        return draw_functions(self, rng_key, num, self.runs_with(args, kwargs), features=features)
 
     def predictor(self, *args: Any, num_hyper: int = 16, **kwargs: Any) -> Predictor:
         """The fit, ready to predict: what does not depend on new inputs is computed once.
@@ -196,7 +197,7 @@ class Fit:
         """
         from numpyro_tsvgp.infer.predictions.predictor import make_predictor  # it is made of fits
 
-        return make_predictor(self, self.inputs(args, kwargs), num_hyper)
+        return make_predictor(self, self.runs_with(args, kwargs), num_hyper)
 
     def predict(self, *args: Any, num_hyper: int = 16, **kwargs: Any) -> Predictions:
         """The predictive distribution of the data, in their own units.
@@ -398,7 +399,7 @@ class Fit:
         """The arguments with the training data.
 
         Raises:
-          ValueError: if the fit does not have them.
+          ValueError: if the fit does not have them, or has a part of them.
         """
         if self.call is None:
             raise ValueError(
@@ -406,13 +407,60 @@ class Fit:
                 "streams and batches are. Leaving points out, ArviZ objects and hyperparameter "
                 "posteriors need them: fit.with_data(X, y)."
             )
+        if is_divided(self.call):
+            raise ValueError(
+                f"The training data {self.call.describe()} of this fit are divided among "
+                f"{jax.process_count()} processes, and a process uses its fit by itself. Pass the "
+                "inputs to predict at, or use the rows that this process has: "
+                "fit.of_this_process(). The bound of all rows is svi.evaluate(state, ...)."
+            )
         return self.call
+
+    def of_this_process(self) -> Fit:
+        """The same fit with the rows of the data that this process has, each counted once.
+
+        Where the data are divided among processes, what is asked of a fit is computed by the
+        process that asks, with its own copy of the parameters: marginals, draws, leave-one-out
+        densities and ArviZ objects of its rows. No process waits for another.
+
+        Returns:
+          The fit; this one if its data are not divided.
+
+        Raises:
+          ValueError: if the model samples a latent variable for each row, below a GP.
+        """
+        if self.call is None or not is_divided(self.call):
+            return self
+        if self.structure.below:
+            raise ValueError(
+                f"The latent variables {list(self.structure.below)} below the GPs belong to the "
+                "rows of all processes, so that the rows of one process are not a part of the fit "
+                "by themselves. Pass the inputs to predict at."
+            )
+        return dataclasses.replace(self, call=rows_here(self.call)[0].of_these_rows())
+
+    def check_has_all_rows(self, what: str) -> None:
+        """Whether the data of the fit are all that it was fitted to.
+
+        Args:
+          what: what needs them, at the start of a sentence.
+
+        Raises:
+          ValueError: if they are the rows of one process or of one batch.
+        """
+        if self.data.alone:
+            raise ValueError(
+                f"{what} needs all data, and this fit has the rows of one process or one batch. "
+                "Gather all rows in the process that asks, if they fit: fit.with_data(X, y)."
+            )
 
     @property
     def example(self) -> Call | None:
         """Arguments with some of the data that the fit has seen, if it has any."""
-        if self.call is not None or self.memory is None:
-            return self.call
+        if self.call is not None:
+            return self.of_this_process().call
+        if self.memory is None:
+            return None
         return self.memory.call
 
     def with_data(self, *args: Any, **kwargs: Any) -> Fit:
@@ -427,12 +475,18 @@ class Fit:
         """Arguments to predict at: those given, or those of the training data."""
         return Call(args, kwargs).on_device() if args or kwargs else self.data
 
+    def runs_with(self, args: tuple[Any, ...], kwargs: Any) -> Call:
+        """Arguments that the model runs with, of whose rows nothing is kept."""
+        example = None if args or kwargs else self.example
+        return self.inputs(args, kwargs) if example is None else example
+
     # ---- what diagnostics are made of --------------------------------------------------------
 
     @property
     def hyper_guide(self) -> HyperGuide:
-        """The guide of the hyperparameters of the training data."""
-        return self.guide.hyper_guide(self.structure.hyper, self.data)
+        """The guide of the hyperparameters of the training data, of which shapes matter."""
+        call = self.data if self.call is None else self.call
+        return self.guide.hyper_guide(self.structure.hyper, call)
 
     def hyper_guide_at(self, call: Call) -> HyperGuide:
         """The guide of the hyperparameters, for predictions at some arguments.

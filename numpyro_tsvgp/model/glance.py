@@ -19,6 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.by_rows import rows_of, with_rows
 from numpyro_tsvgp.model.data_checks import any_bad, check_values
+from numpyro_tsvgp.model.processes import is_divided, rows_here
 from numpyro_tsvgp.model.read import Model, is_latent, read
 
 __all__ = ["check_all_rows", "glance", "is_spread", "numbers_of", "sampled_rows"]
@@ -155,7 +156,9 @@ def check_all_rows(model: Model, call: Call) -> str:
             continue
     if not bad:
         return ""
-    mine, start = _of_this_process(everything)
+    mine, start = rows_here(everything)
+    if is_divided(everything):  # a part of the rows, whatever the size of a plate is
+        mine = mine.of_these_rows()
     try:
         check_values(read(model, mine, key=jax.random.key(0), first_rows=True))
     except ValueError as error:
@@ -175,23 +178,3 @@ def _any_bad(model: Model, call: Call) -> Array:
         return any_bad(read(model, call, key=jax.random.key(0), first_rows=True))
 
     return jax.jit(found)(leaves)
-
-
-def _of_this_process(call: Call) -> tuple[Call, int]:
-    """The rows that this process has, and the number of the first of them."""
-    start = 0
-
-    def local(leaf: Any) -> Any:
-        nonlocal start
-        if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
-            return leaf
-        if leaf.is_fully_replicated:
-            return jnp.asarray(np.asarray(leaf))
-        parts = {}
-        for shard in leaf.addressable_shards:
-            at = shard.index[0].start or 0
-            parts[at] = np.asarray(shard.data)
-        start = min(parts)
-        return jnp.asarray(np.concatenate([parts[at] for at in sorted(parts)]))
-
-    return jax.tree.map(local, call), start

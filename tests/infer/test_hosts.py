@@ -12,22 +12,23 @@ import numpy as np
 import pytest
 
 SCRIPT = Path(__file__).with_name("hosts.py")
-LIMIT = 240  # seconds, for processes that share few cores
+# Seconds. Most of the time is compilation, which every process does for itself: four processes
+# need two minutes of processor time in all, which other work on the machine can make many more.
+LIMIT = 500
 
 
-def start(folder, count, kill=-1):
-    """Processes of one fit, and when they were started."""
+def start(folder, count, what):
+    """Processes of one fit."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": os.pathsep.join(sys.path)}
     return [
         subprocess.Popen(
-            [sys.executable, SCRIPT, str(rank), str(count), str(port), folder, str(kill)],
+            [sys.executable, SCRIPT, str(rank), str(count), str(port), folder, what],
             env=environment,
-            stdout=subprocess.PIPE,
+            stdout=(folder / f"{what}-{rank}.txt").open("w"),
             stderr=subprocess.STDOUT,
-            text=True,
         )
         for rank in range(count)
     ]
@@ -37,53 +38,75 @@ def ended(processes):
     """Return codes, within a limit of time."""
     deadline = time.monotonic() + LIMIT
     try:
-        said = [p.communicate(timeout=max(deadline - time.monotonic(), 1))[0] for p in processes]
+        return [p.wait(timeout=max(deadline - time.monotonic(), 1)) for p in processes]
     finally:
         for process in processes:
             process.kill()
-    return [p.returncode for p in processes], said
 
 
-def results(folder, count):
-    codes, said = ended(start(folder, count))
-    assert codes == [0] * count, "\n".join(said)[-3000:]
-    return [json.loads((folder / f"{count}-{rank}.json").read_text()) for rank in range(count)]
+def results(folder, count, what):
+    """What each process found."""
+    folder.mkdir(exist_ok=True)
+    codes = ended(start(folder, count, what))
+    said = [(folder / f"{what}-{rank}.txt").read_text() for rank in range(count)]
+    assert codes == [0] * count, "\n".join(said)[-5000:]
+    return [json.loads((folder / f"{what}-{rank}.json").read_text()) for rank in range(count)]
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """What one process with all rows finds."""
+    (found,) = results(tmp_path_factory.mktemp("one"), 1, "everything")
+    return found
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_processes_fit_as_one_does_and_agree_on_what_is_wrong(tmp_path):
-    for count in (1, 2):
-        (tmp_path / str(count)).mkdir()
-    (one,) = results(tmp_path / "1", 1)
-    first, second = results(tmp_path / "2", 2)
-    assert first == second
-    for name in ("losses", "loss", "mean", "batches"):
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_fit_as_one_does_and_agree_on_what_is_wrong(tmp_path, one, count):
+    everyone = results(tmp_path, count, "everything" if count == 2 else "fits")
+    first, last = everyone[0], everyone[-1]
+    names = ("losses", "made", "loss", "pass", "before", "after", "batches")
+    for found in everyone:
+        for name in (*names, "said"):
+            assert found[name] == first[name], name
+    for name in names:
         np.testing.assert_allclose(first[name], one[name], rtol=1e-10, err_msg=name)
-    assert "index 77" in one["bad rows"] and "index 77" in first["bad rows"]
-    assert "index 17" in first["bad batch"] and "process 1" in first["bad batch"]
-    assert "random keys of the processes are not the same" in first["keys"]
-    assert "processes [1] ended before" in first["ends"]
-    # One is killed in the middle: the other ends, and both go on from the checkpoint.
-    folder = tmp_path / "killed"
-    folder.mkdir()
-    codes, _ = ended(start(folder, 2, kill=6))
-    assert all(codes)
-    assert not list(folder.glob("*.json"))
-    codes, said = ended(start(folder, 2, kill=1000))
-    assert codes == [0, 0], "\n".join(said)[-3000:]
-    resumed = json.loads((folder / "2-0.json").read_text())
-    np.testing.assert_array_equal(resumed["batches"], first["batches"])
+    assert first["made"] == first["losses"]
+    said = first["said"]
+    size = 80 // count
+    assert "index 77" in one["said"]["bad rows"]
+    assert f"index {size - 3}" in said["bad rows"] and f"process, {80 - size}" in said["bad rows"]
+    assert f"index {size // 2 - 3}" in said["bad batch"]
+    for name in ("bad rows", "bad batch", "bad pass"):
+        assert f"found by process {count - 1}" in said[name]
+    assert "40 rows" in said["few rows"] and f"all {count} processes together" in said["few rows"]
+    assert "random keys of the processes are not the same" in said["keys"]
+    assert "inducing inputs of the processes are not the same" in said["inducing"]
+    assert "each would make a fit of its own" in said["alone"]
+    assert "each would make a fit of its own" in said["batches alone"]
+    assert f"processes {list(range(1, count))} ended before" in said["ends"]
+    if count == 2:
+        for name in ("hyper", "mean", "predicted", "predictor", "loaded", "conditioned"):
+            assert name not in last
+            np.testing.assert_allclose(first[name], one[name], rtol=1e-9, err_msg=name)
+        for name in ("marginals", "loo", "influence", "loo of batches"):
+            both = np.concatenate([found["rows"][name] for found in everyone])
+            np.testing.assert_allclose(both, one["rows"][name], rtol=1e-8, err_msg=name)
+        assert [len(found["rows"]["log likelihood"]) for found in everyone] == [40, 40]
+        assert one["gain"] is not None and first["gain"] is None
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_four_processes(tmp_path):
-    losses = {}
-    for count in (1, 4):
-        folder = tmp_path / str(count)
-        folder.mkdir()
-        codes, said = ended(start(folder, count, kill=1000))  # the run on batches alone
-        assert codes == [0] * count, "\n".join(said)[-3000:]
-        losses[count] = json.loads((folder / f"{count}-{count - 1}.json").read_text())["batches"]
-    np.testing.assert_allclose(losses[4], losses[1], rtol=1e-10)
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("count", [2, 4])
+def test_one_is_killed_and_all_go_on_from_the_checkpoint(tmp_path, one, count):
+    codes = ended(start(tmp_path, count, "killed"))
+    assert all(codes), "the others end with an error, too"
+    assert not list(tmp_path.glob("*.json")) and (tmp_path / "run.npz").exists()
+    resumed = results(tmp_path, count, "resumed")
+    for found in resumed:
+        assert found == resumed[0]
+        np.testing.assert_allclose(found["batches"], one["batches"], rtol=1e-10)
+    again = results(tmp_path / "whole", count, "resumed")  # without a checkpoint to go on from
+    assert resumed[0] == again[0], "bit for bit"

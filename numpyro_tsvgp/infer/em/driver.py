@@ -18,11 +18,12 @@ from numpyro_tsvgp.infer.em.run import RunOptions, check_num_steps, run
 from numpyro_tsvgp.infer.em.start import initial_state
 from numpyro_tsvgp.infer.feed.arrivals import Arrivals
 from numpyro_tsvgp.infer.feed.batches import Batches, Same
-from numpyro_tsvgp.infer.feed.sharding import placed
+from numpyro_tsvgp.infer.feed.sharding import check_is_shared, placed
 from numpyro_tsvgp.infer.fit import Fit
 from numpyro_tsvgp.infer.guides.guide import GPGuide
 from numpyro_tsvgp.infer.state import TSVGPRunResult, TSVGPState
 from numpyro_tsvgp.model.arguments import Call
+from numpyro_tsvgp.model.processes import copy_here
 
 __all__ = ["Driver", "Rate"]
 
@@ -102,7 +103,7 @@ class Driver(Iteration):
           The fit.
         """
         return Fit(
-            params=self.get_params(svi_state),
+            params=copy_here(self.get_params(svi_state)),
             call=self._call(args, kwargs).on_device(),
             model=self.model,
             guide=self.guide,
@@ -170,7 +171,8 @@ class Driver(Iteration):
           svi_state: a state.
           *args: arguments of the model.
           batches: an iterable of the arguments of batches that have each data point once, in place
-            of ``*args``: the exact loss of all of them, in the memory of one.
+            of ``*args``: the exact loss of all of them, in the memory of one. Where there are
+            several processes, each gives its own rows.
           **kwargs: keyword arguments of the model.
 
         Returns:
@@ -252,6 +254,7 @@ class Driver(Iteration):
         check_num_steps(num_steps)
         if batches is None:
             call = placed(self._call(args, kwargs).on_device(), sharding)
+            check_is_shared(call)
             return run(self, rng_key, num_steps, Same(call), options)
         if args:
             raise ValueError(
@@ -263,6 +266,7 @@ class Driver(Iteration):
         with Batches(
             batches, shared, num_steps, prepare=arrivals.prepare, accept=arrivals.accept
         ) as feed:
+            check_is_shared(feed.first)
             return run(self, rng_key, num_steps, feed, options)
 
     def full_e_step(
@@ -272,7 +276,8 @@ class Driver(Iteration):
 
         Args:
           svi_state: a state.
-          batches: an iterable of the arguments of batches that have each data point once.
+          batches: an iterable of the arguments of batches that have each data point once; where
+            there are several processes, each gives its own rows.
           rate: step size in (0, 1].
           **kwargs: further keyword arguments of the model.
 

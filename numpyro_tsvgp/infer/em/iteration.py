@@ -13,6 +13,7 @@ from jax import Array, lax
 from numpyro.infer.util import transform_fn
 from numpyro.optim import _NumPyroOptim
 
+from numpyro_tsvgp.gaussian.linalg import full_precision
 from numpyro_tsvgp.gaussian.quadrature import GaussHermite, Quadrature
 from numpyro_tsvgp.gaussian.whitened import PointSites
 from numpyro_tsvgp.infer.em.checks import check_site_lr, check_state
@@ -199,6 +200,7 @@ class Iteration:
         )
         return scene, log_prior(scene.reading, structure.above) - log_q
 
+    @full_precision()
     def scene(self, state: TSVGPState, key: Array, call: Call) -> tuple[Scene, Array]:
         """The model at the parameters of a state, and the log prior of its hyperparameters."""
         return self._scene(state, self.free(state.optim_state), _Keys.of(key), call)
@@ -212,6 +214,7 @@ class Iteration:
         )
         return read(self.model, call, values={**params, **hyper}, key=keys.model)
 
+    @full_precision()
     def e_step(
         self, state: TSVGPState, key: Array, call: Call, rate: Any = None
     ) -> tuple[TSVGPState, Array, Array | None, Array | None]:
@@ -281,6 +284,7 @@ class Iteration:
         )
         return dataclasses.replace(state, approximation=kept, rate=rate), ok, is_settled
 
+    @full_precision()
     def loss(
         self,
         state: TSVGPState,
@@ -321,6 +325,7 @@ class Iteration:
         scene, _ = self._scene(state, self.free(state.optim_state), _Keys.of(key), call)
         return sites_of_points(scene.still(), self.rule)
 
+    @full_precision()
     def iterate(self, state: TSVGPState, call: Call) -> tuple[TSVGPState, Array]:
         """The state after one iteration, and its loss."""
         check_state(self, state)
@@ -404,6 +409,7 @@ class Iteration:
         kept = {name: latents[name].approximation.synced(latents[name].process) for name in follows}
         return _keeping(state, guide.pack(kept))
 
+    @full_precision()
     def usable(self, state: TSVGPState, call: Call) -> Array:
         """Whether a state is finite and what it asks for can be factorised, so that one can go on.
 
@@ -418,6 +424,7 @@ class Iteration:
         ]
         return all_finite((state.optim_state, params, factors))
 
+    @full_precision()
     def iterate_stably(self, state: TSVGPState, call: Call) -> tuple[TSVGPState, Array]:
         """The same, or the state as it was where the iteration cannot be used."""
         new, loss = self.iterate(state, call)

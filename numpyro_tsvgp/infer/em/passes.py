@@ -9,7 +9,7 @@ point once, with weights :math:`|M|/N`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,15 +17,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from numpyro_tsvgp.gaussian.linalg import blas_threads
+from numpyro_tsvgp.gaussian.linalg import blas_threads, full_precision
 from numpyro_tsvgp.gaussian.quadrature import Marginals
 from numpyro_tsvgp.infer.feed.arrivals import Arrivals
 from numpyro_tsvgp.infer.feed.batches import call_of
 from numpyro_tsvgp.infer.feed.prefetch import Prefetched
+from numpyro_tsvgp.infer.feed.sharding import agreed_error, sum_over_processes
 from numpyro_tsvgp.infer.fit import Fit
 from numpyro_tsvgp.infer.state import TSVGPState
 from numpyro_tsvgp.infer.steps.density import asked_at
 from numpyro_tsvgp.model.arguments import Call
+from numpyro_tsvgp.model.processes import copy_here
 from numpyro_tsvgp.model.read import Model, read
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ def batches_once(
     Yields:
       The arguments of each batch, on the device.
     """
-    arrivals = Arrivals(model)
+    arrivals = Arrivals(model, agree=False)
     source = Prefetched((arrivals.prepare(call_of(given, kwargs)) for given in batches), _AHEAD)
     try:
         for number, prepared in enumerate(source):
@@ -121,41 +123,64 @@ def write_marginals(parts: Iterator[dict[str, Marginals]], out: Mapping[str, Any
     return start
 
 
-def weighted_batches(
-    model: Model, batches: Any, kwargs: dict[str, Any]
-) -> Iterator[tuple[Call, float]]:
+class WeightedBatches:
     """Batches that have each data point once, and the share of all data that each has.
 
-    Raises:
-      ValueError: if they have not as many rows together as the plates of the model say.
+    Where there are several processes each has its own, and together they have all data points.
+
+    Args:
+      model: the NumPyro model.
+      batches: an iterable of tuples of arguments, or of dicts of keyword arguments.
+      kwargs: further keyword arguments, the same for each batch.
     """
-    rows, counted = 0, {}
-    total: int | None = None
-    for call in batches_once(model, batches, kwargs):
-        shape = tuple(leaf.shape for leaf in jax.tree.leaves(call))
-        if shape not in counted:
-            counted[shape] = _count(model, call)
-        have, points = counted[shape]
-        total = points if total is None else total
-        rows += have
-        if total != points or rows > total:
-            if have == points:
-                raise ValueError(
-                    f"The model takes a batch of {have:,} rows for all data: its plate has the "
-                    "size of the batch. Give it that of all data, as in numpyro.plate('data', N, "
-                    "subsample_size=X.shape[0])."
-                )
+
+    def __init__(self, model: Model, batches: Any, kwargs: dict[str, Any]) -> None:
+        self._model, self._batches, self._kwargs = model, batches, kwargs
+        self.rows = self.points = 0
+
+    def __iter__(self) -> Iterator[tuple[Call, float]]:
+        counted: dict[Any, tuple[int, int]] = {}
+        for call in batches_once(self._model, self._batches, self._kwargs):
+            shape = tuple(leaf.shape for leaf in jax.tree.leaves(call))
+            if shape not in counted:
+                counted[shape] = _count(self._model, call)
+            have, points = counted[shape]
+            self.points = self.points or points
+            self.rows += have
+            if self.points != points or self.rows > points:
+                self._refuse_more(have, points)
+            yield call, have / points
+        if not self.points:
+            raise ValueError("batches is empty: there is nothing to go over.")
+
+    def _refuse_more(self, have: int, points: int) -> None:
+        if have == points:
             raise ValueError(
-                f"The batches have more rows than the {total:,} of the model's plate. A pass over "
-                "all data needs each of them once; a loader that repeats its data must be limited."
+                f"The model takes a batch of {have:,} rows for all data: its plate has the "
+                "size of the batch. Give it that of all data, as in numpyro.plate('data', N, "
+                "subsample_size=X.shape[0])."
             )
-        yield call, have / total
-    if total is None:
-        raise ValueError("batches is empty: there is nothing to go over.")
-    if rows != total:
         raise ValueError(
-            f"The batches have {rows:,} rows in all, but the plate of the model has {total:,}. A "
-            "pass over all data needs each of them once: do not drop the last batch."
+            f"The batches have more rows than the {self.points:,} of the model's plate. A pass "
+            "over all data needs each of them once; a loader that repeats its data must be "
+            "limited."
+        )
+
+    def check(self) -> None:
+        """At the end: all processes together must have had each data point once.
+
+        Raises:
+          ValueError: if they have not as many rows as the plates of the model say.
+        """
+        rows = int(sum_over_processes(np.asarray(self.rows)))
+        if rows == self.points:
+            return
+        processes = jax.process_count()
+        together = "in all" if processes == 1 else f"in all {processes} processes together"
+        raise ValueError(
+            f"The batches have {rows:,} rows {together}, but the plate of the model has "
+            f"{self.points:,}. A pass over all data needs each of them once: do not drop the last "
+            "batch" + (", and give each process its own rows." if processes > 1 else ".")
         )
 
 
@@ -175,9 +200,11 @@ class Passes:
         self._step = jax.jit(self._step_of)
         self._keep = jax.jit(self._kept)
 
+    @full_precision()
     def _loss_of(self, state: TSVGPState, key: Array, call: Call) -> Array:
         return self._driver.loss(state, self._driver.free(state.optim_state), key, call)
 
+    @full_precision()
     def _step_of(
         self, state: TSVGPState, key: Array, call: Call, rate: Any
     ) -> tuple[Any, Array, Array]:
@@ -188,9 +215,33 @@ class Passes:
         asked = asked_at(scene, rule, carries)
         return asked.step(rule, carries, rate), asked.floored, -(asked.bound + prior)
 
+    @full_precision()
     def _kept(self, state: TSVGPState, key: Array, call: Call, carries: Any) -> Any:
         scene, _ = self._driver.scene(state, key, call)
         return self._driver.guide.pack({k: at.keep(carries[k]) for k, at in scene.at.items()})
+
+    def _mean(
+        self, batches: Any, kwargs: dict[str, Any], of_batch: Callable[[Call], Any]
+    ) -> tuple[Any, Call]:
+        """The mean over all data of a function of a batch, and a batch.
+
+        Each process goes over its own batches; they meet at the end, whatever became of them.
+        """
+        kwargs = {**self._driver.static_kwargs, **kwargs}
+        weighted = WeightedBatches(self._driver.model, batches, kwargs)
+        mean, message = _Mean(), ""
+        try:
+            for call, weight in weighted:
+                mean.add(of_batch(call), weight)
+        except Exception as error:
+            if jax.process_count() == 1:
+                raise
+            message = f"{type(error).__name__}: {error}"
+        message = agreed_error(message)
+        if message:
+            raise ValueError(f"A pass over all data ended early. {message}")
+        weighted.check()
+        return mean.over_processes(), call
 
     @blas_threads()
     def evaluate(self, state: TSVGPState, batches: Any, kwargs: dict[str, Any]) -> Array:
@@ -200,11 +251,9 @@ class Passes:
                 f"Values of the objective {self._driver.objective!r} on batches do not average to "
                 "its value on all data. Evaluate it on all rows at once, or use the bound."
             )
+        state = copy_here(state)
         _, key = jax.random.split(state.rng_key)
-        mean = _Mean()
-        for call, weight in self._weighted(batches, kwargs):
-            mean.add(self._loss(state, key, call), weight)
-        return mean.value
+        return self._mean(batches, kwargs, lambda call: self._loss(state, key, call))[0]
 
     @blas_threads()
     def e_step(
@@ -223,23 +272,21 @@ class Passes:
                     f"The guide keeps a site for each data point of GP site '{name}', and a pass "
                     'goes over batches of them. Give it inducing inputs and sites="tied".'
                 )
+        state = copy_here(state)
         _, key = jax.random.split(state.rng_key)
-        mean, floored = _Mean(), jnp.zeros((), int)
-        for call, weight in self._weighted(batches, kwargs):
+        floored = jnp.zeros((), int)
+
+        def step(call: Call) -> Any:
+            nonlocal floored
             carries, more, loss = self._step(state, key, call, rate)
-            mean.add((carries, loss), weight)
             floored = floored + more
-            last = call
-        carries, loss = mean.value
+            return carries, loss
+
+        (carries, loss), last = self._mean(batches, kwargs, step)
         new = self._keep(state, key, last, carries)
         kept = {k: new.get(k, v) for k, v in state.approximation.items()}
-        state = dataclasses.replace(state, approximation=kept, floored=state.floored + floored)
-        return state, loss
-
-    def _weighted(self, batches: Any, kwargs: dict[str, Any]) -> Iterator[tuple[Call, float]]:
-        return weighted_batches(
-            self._driver.model, batches, {**self._driver.static_kwargs, **kwargs}
-        )
+        floored = state.floored + jnp.asarray(sum_over_processes(floored))
+        return dataclasses.replace(state, approximation=kept, floored=floored), loss
 
 
 class _Mean:
@@ -248,16 +295,24 @@ class _Mean:
     def __init__(self) -> None:
         self._first: Any = None
         self._departure: Any = None
+        self._weight = 0.0
 
     def add(self, value: Any, weight: float) -> None:
         if self._first is None:
             self._first = value
             self._departure = jax.tree.map(jnp.zeros_like, value)
         self._departure = _add(self._departure, self._first, value, weight)
+        self._weight += weight
 
-    @property
-    def value(self) -> Any:
-        return jax.tree.map(jnp.add, self._first, self._departure)
+    def over_processes(self) -> Any:
+        """The mean, with the values of all processes."""
+        first, departure = self._first, self._departure
+        if jax.process_count() > 1:  # departures from the first value of the first process
+            mine = first if jax.process_index() == 0 else jax.tree.map(jnp.zeros_like, first)
+            first = sum_over_processes(mine)
+            departure = _add(departure, first, self._first, self._weight)
+            departure = sum_over_processes(departure)
+        return jax.tree.map(jnp.add, first, departure)
 
 
 @jax.jit

@@ -111,7 +111,7 @@ def run(
     if audit is None:
         audit = not state.structure.proven or time.monotonic() - started > _LONG
     if audit:
-        fit = result.fit.with_data(*feed.current.args, **feed.current.kwargs)
+        fit = result.fit.with_data(*feed.current.args, **feed.current.kwargs).of_this_process()
         found = fit.audit(jax.random.fold_in(rng_key, 0), hyperparameters=False)
         for concern in found.concerns:
             warnings.warn(f"Audit of the fit: {concern}", stacklevel=stack_level())
@@ -153,9 +153,9 @@ def _fingerprint(driver: Driver, state: TSVGPState, feed: Feed) -> dict[str, str
 
 
 def _result(driver: Driver, feed: Feed, state: TSVGPState, losses: Any) -> TSVGPRunResult:
-    result = TSVGPRunResult(driver.get_params(state), state, losses)
     call = feed.first
     fit = driver.fit(state, *call.args, **call.kwargs)
+    result = TSVGPRunResult(fit.params, state, losses)
     result.fit = fit if feed.has_all_data else dataclasses.replace(fit, call=None)
     return result
 

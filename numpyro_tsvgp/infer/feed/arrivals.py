@@ -34,10 +34,13 @@ class Arrivals:
     Args:
       model: the NumPyro model.
       sharding: how rows are spread over devices, or None.
+      agree: whether all processes take the same batches together, so that what is wrong with one
+        of them stops all. Without, a process is by itself and never waits for another.
     """
 
-    def __init__(self, model: Model, sharding: Any = None) -> None:
+    def __init__(self, model: Model, sharding: Any = None, *, agree: bool = True) -> None:
         self._model, self._sharding = model, sharding
+        self._agree = agree and jax.process_count() > 1
         self._checks: dict[Any, Callable[[Call], Array]] = {}
 
     def prepare(self, call: Call) -> _Prepared:
@@ -65,12 +68,13 @@ class Arrivals:
             if bool(bad):
                 message = self._what_is_wrong(local)
         except Exception as error:  # of the model on a batch of a new shape
-            if jax.process_count() == 1:
+            if not self._agree:
                 error.add_note(f"This was raised for batch {number}, {local.describe()}.")
                 raise
             message = f"{type(error).__name__}: {error}"
         status = "error" if message else "batch"
-        message = agreed_arrival(status, message, rows_of(local))
+        if self._agree:
+            message = agreed_arrival(status, message, rows_of(local))
         if message:
             raise ValueError(f"Batch {number} (counted from zero): {message}")
         return there

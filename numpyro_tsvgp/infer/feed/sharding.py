@@ -7,14 +7,24 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 from jax import Array
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from numpyro_tsvgp.infer.files.fingerprint import fingerprint
 from numpyro_tsvgp.model.arguments import Call, has_explicit_axes
+from numpyro_tsvgp.model.processes import copy_here, is_divided
 
 if TYPE_CHECKING:
     from numpyro_tsvgp.infer.em.driver import Driver
 
-__all__ = ["agreed_arrival", "agreed_error", "check_axes", "check_same_everywhere", "placed"]
+__all__ = [
+    "agreed_arrival",
+    "agreed_error",
+    "check_axes",
+    "check_is_shared",
+    "check_same_everywhere",
+    "placed",
+    "sum_over_processes",
+]
 
 # Bytes of an error message that processes tell one another.
 _MESSAGE = 2000
@@ -28,12 +38,13 @@ def placed(call: Call, sharding: Any) -> Call:
       sharding: a ``jax.sharding.NamedSharding`` whose first axis is that of rows, or None.
 
     Returns:
-      The arguments. Arrays as long as the longest have their rows spread, others stay.
+      The arguments. Arrays as long as the longest have their rows spread, others stay, and so do
+      those that are divided among processes already.
 
     Raises:
       ValueError: if the rows cannot be split evenly.
     """
-    if sharding is None:
+    if sharding is None or is_divided(call):
         return call
     leaves = jax.tree.leaves(call)
     rows = max((leaf.shape[0] for leaf in leaves if leaf.ndim), default=0)
@@ -50,6 +61,32 @@ def placed(call: Call, sharding: Any) -> Call:
         return jax.make_array_from_process_local_data(sharding, np.asarray(leaf))
 
     return jax.tree.map(place, call)
+
+
+def check_is_shared(call: Call) -> None:
+    """Where there are several processes, the data of a run must be those of all of them.
+
+    Without that each process would fit its own rows as if there were no others.
+
+    Args:
+      call: the arguments of an update.
+
+    Raises:
+      ValueError: if all arrays are those of this process alone.
+    """
+    leaves = [leaf for leaf in jax.tree.leaves(call) if isinstance(leaf, Array)]
+    alone = all(leaf.is_fully_addressable for leaf in leaves if not _is_traced(leaf))
+    if jax.process_count() > 1 and alone:
+        raise ValueError(
+            f"There are {jax.process_count()} processes, and the data {call.describe()} are those "
+            "of one of them, so that each would make a fit of its own. Pass sharding=NamedSharding("
+            'mesh, PartitionSpec("rows")) with a mesh of the devices of all processes, or arrays '
+            "from jax.make_array_from_process_local_data."
+        )
+
+
+def _is_traced(leaf: Any) -> bool:
+    return isinstance(leaf, jax.core.Tracer)
 
 
 def check_axes(call: Call) -> None:
@@ -129,6 +166,30 @@ def agreed_arrival(status: str, message: str = "", rows: int = 0) -> str:
             "many in each. Let each loader have as many rows, and drop what is left over."
         )
     return ""
+
+
+def sum_over_processes(tree: Any) -> Any:
+    """Sums of arrays that each process has its own values of.
+
+    Where there are several processes all must call it, since it waits for the others.
+
+    Args:
+      tree: a pytree of arrays of this process.
+
+    Returns:
+      The sums, in each process.
+    """
+    if jax.process_count() == 1:
+        return tree
+    first = {device.process_index: device for device in reversed(jax.devices())}
+    devices = np.array([first[process] for process in range(jax.process_count())])
+    mesh = Mesh(devices, ("processes",), axis_types=(AxisType.Auto,))
+    spread, everywhere = (NamedSharding(mesh, PartitionSpec(*a)) for a in (["processes"], []))
+    parts = jax.tree.map(
+        lambda leaf: jax.make_array_from_process_local_data(spread, np.asarray(leaf)[None]), tree
+    )
+    total = jax.jit(lambda parts: jax.tree.map(lambda x: x.sum(0), parts), out_shardings=everywhere)
+    return copy_here(total(parts))
 
 
 def check_same_everywhere(driver: Driver, rng_key: Array) -> None:

@@ -19,6 +19,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoGuide
 
 from numpyro_tsvgp.distributions import as_inputs
 from numpyro_tsvgp.gaussian.approximation import Approximation
+from numpyro_tsvgp.gaussian.linalg import full_precision
 from numpyro_tsvgp.gaussian.process import Process
 from numpyro_tsvgp.gaussian.quadrature import Marginals
 from numpyro_tsvgp.infer.guides import prediction
@@ -255,6 +256,7 @@ class GPGuide(AutoGuide):
 
     # ---- NumPyro's interface -----------------------------------------------------------------
 
+    @full_precision(on_cpu=False)
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
         """Samples hyperparameters and the GP sites at the inputs in the arguments."""
         call = Call(args, kwargs).on_device()

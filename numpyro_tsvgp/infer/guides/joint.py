@@ -12,6 +12,7 @@ from numpyro.distributions.util import validate_sample
 from numpyro.util import is_prng_key
 
 from numpyro_tsvgp.gaussian.approximation import Noise
+from numpyro_tsvgp.gaussian.linalg import full_precision
 
 __all__ = ["GPPosterior"]
 
@@ -49,6 +50,7 @@ class GPPosterior(dist.Distribution):
     def variance(self) -> Array:
         return self._shaped(self.joint.variance)
 
+    @full_precision()
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         assert is_prng_key(key)
         key_inner, key_rest = jax.random.split(key)
@@ -60,6 +62,7 @@ class GPPosterior(dist.Distribution):
         return self._shaped(self.joint.draw(noise))
 
     @validate_sample
+    @full_precision()
     def log_prob(self, value: Array) -> Array:
         found = self.joint.log_prob(self._flat(value))
         return found.reshape((*found.shape[:-1], *self.batch_shape))

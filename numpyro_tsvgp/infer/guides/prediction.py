@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from numpyro_tsvgp.gaussian.linalg import full_precision
 from numpyro_tsvgp.gaussian.process import Process
 from numpyro_tsvgp.gaussian.quadrature import Marginals
 from numpyro_tsvgp.infer.guides.hyper import HyperGuide, Params
@@ -82,6 +83,7 @@ def _misplaced(call: Call) -> str:
 
 
 @jax.jit
+@full_precision()
 def marginals_of(latent: Latent) -> Marginals:
     """Posterior mean and variance of one GP site, in the shape of the site."""
     process, approximation = latent
@@ -89,6 +91,7 @@ def marginals_of(latent: Latent) -> Marginals:
     return Marginals(process.unflatten(process.loc + local.mean), process.unflatten(local.variance))
 
 
+@full_precision(on_cpu=False)
 def joint_of(latent: Latent) -> GPPosterior:
     """The joint posterior of one GP site, ready to be drawn from."""
     rows = latent.approximation.joint_factor(latent.process)
@@ -102,21 +105,25 @@ def joint_of(latent: Latent) -> GPPosterior:
 
 
 @jax.jit
+@full_precision()
 def _joint_of(latent: Latent) -> GPPosterior:
     return GPPosterior(latent.approximation.joint(latent.process), latent.process.batch_shape)
 
 
 @jax.jit
+@full_precision()
 def dual_parameters(process: Process, approximation: Any) -> tuple[Array, Array]:
     """The dual parameters of one GP site."""
     return approximation.dual_parameters(process)
 
 
 @partial(jax.jit, static_argnums=2)
+@full_precision()
 def _draw(joint: GPPosterior, key: Array, sample_shape: tuple[int, ...]) -> Array:
     return joint.sample(key, sample_shape)
 
 
+@full_precision(on_cpu=False)
 def marginals(
     guide: GPGuide, hyper_guide: HyperGuide, params: Params, call: Call, num_hyper: int = 16
 ) -> dict[str, Marginals]:
@@ -147,6 +154,7 @@ def marginals(
     }
 
 
+@full_precision(on_cpu=False)
 def deterministic(guide: GPGuide, params: Params, call: Call, values: Params) -> dict[str, Array]:
     """The deterministic sites of a model, at one value of everything that it samples.
 
@@ -176,12 +184,14 @@ def _following(
 
 
 @partial(jax.jit, static_argnums=0)
+@full_precision()
 def _each_deterministic(
     guide: GPGuide, params: Params, call: Call, flat: Params
 ) -> dict[str, Array]:
     return lax.map(lambda values: deterministic(guide, params, call, values), flat)
 
 
+@full_precision(on_cpu=False)
 def sample(
     guide: GPGuide,
     hyper_guide: HyperGuide,

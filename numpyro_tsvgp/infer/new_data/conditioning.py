@@ -16,7 +16,7 @@ from jax import Array
 
 from numpyro_tsvgp.gaussian.caller import stack_level
 from numpyro_tsvgp.gaussian.inducing_values import NOT_THERE
-from numpyro_tsvgp.gaussian.linalg import blas_threads
+from numpyro_tsvgp.gaussian.linalg import blas_threads, full_precision
 from numpyro_tsvgp.gaussian.whitened import PointSites
 from numpyro_tsvgp.infer.fit import Fit, check_fit
 from numpyro_tsvgp.infer.guides.hyper import Params
@@ -35,6 +35,7 @@ from numpyro_tsvgp.model.data_rows import (
     taken,
 )
 from numpyro_tsvgp.model.new_data import EachOnce, check_new_data, sizes_of
+from numpyro_tsvgp.model.processes import is_divided
 from numpyro_tsvgp.model.read import read
 
 __all__ = ["NewData", "bare", "condition", "prepared", "scene_of", "without"]
@@ -70,6 +71,7 @@ class NewData(NamedTuple):
         return self._replace(call=self.given)
 
 
+@full_precision(on_cpu=False)
 def prepared(fit: Fit, call: Call, *, pad: bool = True) -> NewData:
     """Checks new data for a fit and brings them to one of a few sizes.
 
@@ -146,6 +148,7 @@ class _Found(NamedTuple):
 
 
 @partial(jax.jit, static_argnames="once")
+@full_precision()
 def _conditioned(fit: Fit, call: Call, hyper: Params, count: Array, once: bool) -> _Found:
     scene = scene_of(fit, call, hyper, once)
     counted = _counted(scene, count)
@@ -171,6 +174,7 @@ def _alike(gradients: Mapping[str, Any], count: Array) -> Array:
 
 
 @blas_threads()
+@full_precision(on_cpu=False)
 def condition(fit: Fit, call: Call) -> Fit:
     """A fit with more data in it; see :meth:`numpyro_tsvgp.Fit.condition`."""
     check_fit("condition(result.fit, call)", fit)
@@ -208,7 +212,7 @@ def warn_unsettled(error: float) -> None:
 
 def _joined(fit: Fit, new: NewData) -> Call | None:
     """The training data with the new data after them, or None if there is no way to join them."""
-    if fit.call is None:
+    if fit.call is None or is_divided(fit.call):
         return None
     if new.rows is None or new.once:
         warnings.warn(
@@ -225,6 +229,7 @@ def _joined(fit: Fit, new: NewData) -> Call | None:
 
 
 @partial(jax.jit, static_argnames="once")
+@full_precision()
 def _sites_at(
     fit: Fit, call: Call, hyper: Params, count: Array, once: bool
 ) -> tuple[dict[str, Any], dict[str, PointSites], Array]:
@@ -251,6 +256,7 @@ class _AtPoints(NamedTuple):
 
 
 @blas_threads()
+@full_precision(on_cpu=False)
 def without(fit: Fit, call: Call) -> Fit:
     """A fit with less data in it; see :meth:`numpyro_tsvgp.Fit.without`."""
     check_fit("without(result.fit, call)", fit)
@@ -272,7 +278,7 @@ def without(fit: Fit, call: Call) -> Fit:
 
 def _left(fit: Fit, old: NewData) -> Call | None:
     """The training data without some rows, which must be there."""
-    if fit.call is None:
+    if fit.call is None or is_divided(fit.call):
         return None
     data = canonical(fit.model, fit.call)
     if old.rows is None or old.once:

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from numpyro_tsvgp.gaussian.approximation import Local
-from numpyro_tsvgp.gaussian.linalg import blas_threads, cholesky_and_inverse
+from numpyro_tsvgp.gaussian.linalg import blas_threads, cholesky_and_inverse, full_precision
 from numpyro_tsvgp.gaussian.quadrature import Marginals, site_gradients
 from numpyro_tsvgp.gaussian.whitened import PointSites
 from numpyro_tsvgp.infer.fit import Fit, check_fit
@@ -75,6 +75,7 @@ class Fantasies:
     effects: dict[str, _Effect]
     values: dict[str, Array]
 
+    @full_precision(on_cpu=False)
     def marginals(self, *args: Any, **kwargs: Any) -> dict[str, Marginals]:
         """Posterior mean and variance of each GP site in each fantasy.
 
@@ -90,6 +91,7 @@ class Fantasies:
 
 
 @jax.jit
+@full_precision()
 def _marginals(fantasies: Fantasies, call: Call) -> dict[str, Marginals]:
     fit, hyper = fantasies.fit, fantasies.hyper
     there = fit.guide.latents(fit.guide.read(call, fit.params, hyper), fit.params)
@@ -107,6 +109,7 @@ def _marginals(fantasies: Fantasies, call: Call) -> dict[str, Marginals]:
     return found
 
 
+@full_precision(on_cpu=False)
 def fantasies(fit: Fit, rng_key: Array, num: int, call: Call) -> Fantasies:
     """Draws fantasies; see :meth:`numpyro_tsvgp.Fit.fantasies`."""
     check_fit("fantasies(result.fit, ...)", fit)
@@ -154,6 +157,7 @@ def _is_data(site: Any) -> bool:
 
 
 @partial(jax.jit, static_argnames=("num", "observed"))
+@full_precision()
 def _drawn(
     fit: Fit, call: Call, hyper: Params, key: Array, num: int, observed: tuple[str, ...]
 ) -> tuple[dict[str, _Effect], dict[str, Array]]:

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from numpyro_tsvgp.distributions import as_inputs
-from numpyro_tsvgp.gaussian.linalg import blas_threads
+from numpyro_tsvgp.gaussian.linalg import blas_threads, full_precision
 from numpyro_tsvgp.gaussian.process import Process
 from numpyro_tsvgp.inducing import pivots
 from numpyro_tsvgp.infer.em.loop import all_finite
@@ -25,11 +25,13 @@ __all__ = ["chosen_inducing", "with_inducing"]
 
 
 @jax.jit
+@full_precision()
 def _moved(approximation: Any, process: Process, Z: Array, prior_mean: Array) -> Any:
     return approximation.with_inducing(process, Z, prior_mean)
 
 
 @blas_threads()
+@full_precision(on_cpu=False)
 def with_inducing(fit: Fit, Z: Any, call: Call | None = None) -> Fit:
     """A fit by other inducing inputs; see :meth:`numpyro_tsvgp.Fit.with_inducing`.
 

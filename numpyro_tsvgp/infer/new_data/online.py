@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from numpyro_tsvgp.gaussian.linalg import full_precision
 from numpyro_tsvgp.gaussian.markov import Markov
 from numpyro_tsvgp.gaussian.markov_ready import MarkovEnd, end_of
 from numpyro_tsvgp.gaussian.quadrature import Marginals
@@ -49,6 +50,7 @@ class Online:
         """The last time that data have been taken in from."""
         return max(float(end.time) for end in self.ends.values())
 
+    @full_precision(on_cpu=False)
     def update(self, *args: Any, steps: int = 10, **kwargs: Any) -> Online:
         """Takes in new data at the end of the series.
 
@@ -87,6 +89,7 @@ class Online:
         self._check(call)
         return _updated(steps, self, call)
 
+    @full_precision(on_cpu=False)
     def marginals(self, *args: Any, **kwargs: Any) -> dict[str, Marginals]:
         """Forecasts: mean and variance of each GP site at times after the end.
 
@@ -118,6 +121,7 @@ def _reading(end: Online, call: Call) -> Reading:
 
 
 @partial(jax.jit, static_argnums=0)
+@full_precision()
 def _updated(steps: int, end: Online, call: Call) -> Online:
     reading, fit = _reading(end, call), end.fit
     at = {name: end.ends[name].at_new_data(site.process()) for name, site in reading.gps.items()}
@@ -127,6 +131,7 @@ def _updated(steps: int, end: Online, call: Call) -> Online:
 
 
 @jax.jit
+@full_precision()
 def _forecast(end: Online, call: Call) -> dict[str, Marginals]:
     out = {}
     for name, site in _reading(end, call).gps.items():
@@ -137,6 +142,7 @@ def _forecast(end: Online, call: Call) -> dict[str, Marginals]:
     return out
 
 
+@full_precision(on_cpu=False)
 def online(fit: Fit) -> Online:
     """The end of a fitted time series, to take in new data there and to forecast.
 

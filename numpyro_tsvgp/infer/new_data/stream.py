@@ -15,7 +15,7 @@ from jax import Array, lax
 from numpyro.distributions.transforms import biject_to
 from numpyro.infer.util import transform_fn
 
-from numpyro_tsvgp.gaussian.linalg import blas_threads
+from numpyro_tsvgp.gaussian.linalg import blas_threads, full_precision
 from numpyro_tsvgp.gaussian.quadrature import Marginals, expect
 from numpyro_tsvgp.gaussian.whitened import PointSites
 from numpyro_tsvgp.infer.em.start import declared_parameters
@@ -189,6 +189,7 @@ class Stream:
 
     # ---- batches -----------------------------------------------------------------------------
 
+    @full_precision(on_cpu=False)
     def begin(self, rng_key: Array, num_steps: int, *args: Any, **kwargs: Any) -> Fit:
         """Fits the first batch.
 
@@ -225,6 +226,7 @@ class Stream:
         return self._remembering(key_memory, fit, batch, sites, score)
 
     @blas_threads()
+    @full_precision(on_cpu=False)
     def update(self, rng_key: Array, fit: Fit, *args: Any, **kwargs: Any) -> Fit:
         """A fit after another batch.
 
@@ -334,6 +336,7 @@ class Stream:
         )
         return dataclasses.replace(fit, call=None, memory=memory)
 
+    @full_precision()
     def _learned(
         self, fit: Fit, batch: _Batch, key: Array, transforms: Transforms
     ) -> dict[str, Array]:
@@ -360,6 +363,7 @@ class Stream:
 
 
 @jax.jit
+@full_precision()
 def _settled(fit: Fit, call: Call, hyper: Params) -> dict[str, Any]:
     """The approximations of the first batch after E-steps at its hyperparameters."""
     key = jax.random.key(0)
@@ -397,6 +401,7 @@ def _resettled(fit: Fit, batch: _Batch, hyper: Params, sites: Sites) -> tuple[Fi
 
 
 @jax.jit
+@full_precision()
 def _found(
     fit: Fit, batch: _Batch, hyper: Params, about_f: Sites
 ) -> tuple[dict[str, Any], Sites, Array]:
@@ -420,6 +425,7 @@ def _about_f(sites: Sites, loc: dict[str, Array]) -> Sites:
 
 
 @jax.jit
+@full_precision()
 def _in_posterior(fit: Fit, batch: _Batch, hyper: Params) -> tuple[Sites, Array]:
     r"""Sites that the posterior asks for, about f, and how much each point narrows it there.
 

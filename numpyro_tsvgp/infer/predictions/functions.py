@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_tsvgp.gaussian.approximation import Noise
+from numpyro_tsvgp.gaussian.linalg import full_precision
 from numpyro_tsvgp.gaussian.process import FlatKernel, flatten_functions
 from numpyro_tsvgp.gaussian.rows import map_rows
 from numpyro_tsvgp.infer.guides.hyper import Params
@@ -73,6 +74,7 @@ class SiteFunctions:
     weights: Array
     stacked: bool = False
 
+    @full_precision()
     def __call__(self, X: Any) -> Array:
         X = self.prior.inputs(X)
         if not self.stacked:
@@ -135,6 +137,7 @@ class FunctionDraws:
     num: int
     stacked: bool
 
+    @full_precision()
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
         """Values at the inputs in arguments of the model.
 
@@ -164,6 +167,7 @@ class FunctionDraws:
 
 
 @jax.jit
+@full_precision()
 def _evaluate(draws: FunctionDraws, call: Call) -> dict[str, Array]:
     def at(sites: Mapping[str, SiteFunctions], hyper: Params) -> dict[str, Array]:
         reading, _ = read_to_predict(draws.model, call, {**draws.parameters, **hyper})
@@ -183,6 +187,7 @@ def _evaluate(draws: FunctionDraws, call: Call) -> dict[str, Array]:
     return {**hyper, **at(draws.sites, draws.hyper)}
 
 
+@full_precision(on_cpu=False)
 def draw_functions(
     fit: Fit, rng_key: Array, num: int, call: Call, *, features: int
 ) -> FunctionDraws:
@@ -241,6 +246,7 @@ def draw_functions(
 
 
 @partial(jax.jit, static_argnums=(3, 4))
+@full_precision()
 def _draw_site(key_features: Array, key: Array, latent: Latent, num: int, count: int) -> Any:
     """Features, coefficients, inducing inputs and weights of draws of one GP site."""
     process, approximation = latent

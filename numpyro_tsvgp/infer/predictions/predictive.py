@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from numpyro_tsvgp.gaussian.linalg import full_precision
 from numpyro_tsvgp.infer.predictions import predictive_integrals as integrals
 from numpyro_tsvgp.infer.predictions.predictive_integrals import Kind, Source
 from numpyro_tsvgp.infer.predictions.predictive_sites import find_targets
@@ -277,6 +278,7 @@ class Predictions:
         return f"Predictions(\n{lines}\n)"
 
 
+@full_precision(on_cpu=False)
 def predictions(predictor: Predictor, call: Call) -> Predictions:
     """Predictive distributions of all sites that hold data.
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from numpyro_tsvgp.gaussian.linalg import full_precision
 from numpyro_tsvgp.gaussian.quadrature import Marginals
 from numpyro_tsvgp.infer.guides.hyper import Params
 from numpyro_tsvgp.infer.guides.prediction import read_to_predict
@@ -180,6 +181,7 @@ def _bounds(fn: Any) -> tuple[Any, Any]:
 
 
 @partial(jax.jit, static_argnames=("name", "visit", "log"))
+@full_precision()
 def integral(
     source: Source,
     nodes: FineNodes,
@@ -249,6 +251,7 @@ def _integral(
 
 
 @partial(jax.jit, static_argnames=("name", "discrete"))
+@full_precision()
 def bisect(
     source: Source,
     nodes: FineNodes,
@@ -318,6 +321,7 @@ def bisect(
 
 
 @partial(jax.jit, static_argnames=("name", "num"))
+@full_precision()
 def draw(source: Source, key: Array, *, name: str, num: int) -> Array:
     """Draws of each number of a site by itself, ``(num, *shape)``."""
     draws = jax.tree.leaves(source.marginals)[0].shape[0]

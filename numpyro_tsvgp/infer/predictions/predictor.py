@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from numpyro_tsvgp.gaussian.linalg import full_precision
 from numpyro_tsvgp.gaussian.quadrature import Marginals, Quadrature
 from numpyro_tsvgp.infer.guides.hyper import Params
 from numpyro_tsvgp.infer.guides.prediction import read_to_predict
@@ -68,6 +69,7 @@ class SitePredictor:
 
 
 @jax.jit
+@full_precision()
 def _site_marginals(site: SitePredictor, X: Array) -> Marginals:
     def at(one: SitePredictor) -> Marginals:
         return one.local(X, one.prior.mean_at(X))
@@ -77,6 +79,7 @@ def _site_marginals(site: SitePredictor, X: Array) -> Marginals:
 
 
 @jax.jit
+@full_precision()
 def _site_means(site: SitePredictor, X: Array) -> Array:
     def at(one: SitePredictor) -> Array:
         loc = one.prior.mean_at(X)
@@ -165,6 +168,7 @@ class Predictor:
         """Marginals of each GP site for each draw of hyperparameters, ``(draws, functions, n)``."""
         return self._marginals(call, average=False)
 
+    @full_precision(on_cpu=False)
     def _marginals(self, call: Call, *, average: bool) -> dict[str, Marginals]:
         places = _places(self, call)
         if call.is_traced:
@@ -201,6 +205,7 @@ class Predictor:
 
 
 @jax.jit
+@full_precision()
 def _places(predictor: Predictor, call: Call) -> dict[str, tuple[Array, Array]]:
     """Inputs and prior mean of each GP site, by draw of the hyperparameters."""
 
@@ -219,6 +224,7 @@ def _places(predictor: Predictor, call: Call) -> dict[str, tuple[Array, Array]]:
 
 
 @partial(jax.jit, static_argnames=("stacked", "average"))
+@full_precision()
 def _local(sites: Any, places: Any, *, stacked: bool, average: bool) -> dict[str, Marginals]:
     """Marginals by draw, or those of the mixture of all draws, in the shape of the sites."""
 
@@ -261,6 +267,7 @@ def _first_rows(tree: Any, rows: int) -> Any:
     return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[..., :rows]), tree)
 
 
+@full_precision(on_cpu=False)
 def make_predictor(fit: Fit, call: Call, num_hyper: int) -> Predictor:
     """Makes a fit ready to predict.
 
@@ -308,5 +315,6 @@ def make_predictor(fit: Fit, call: Call, num_hyper: int) -> Predictor:
 
 
 @jax.jit
+@full_precision()
 def _ready(latent: Latent) -> Any:
     return latent.approximation.ready(latent.process)
