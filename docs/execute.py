@@ -69,6 +69,7 @@ GALLERY = {  # groups, and in each the title and the subject of its examples
     },
     "Large and growing data": {
         "large_data": ("A file that is never in memory", "counts at any number of places"),
+        "flights": ("Which flights are late?", "a third of a million rows of a package"),
         "streaming": ("A stream", "batches that come in order and are then gone"),
         "bayesian_optimization": ("Bayesian optimization", "where to measure next"),
     },
@@ -77,6 +78,7 @@ GALLERY = {  # groups, and in each the title and the subject of its examples
 NOT_EXECUTED: set[str] = {
     "bayesian_optimization",
     "coal_by_day",
+    "flights",
     "hyperparameters",
     "large_data",
     "multi_output",
