@@ -27,6 +27,7 @@ from numpyro_tsvgp.gaussian.linalg import (
     cholesky_of_residual,
     congruence,
     default_jitter,
+    full_precision,
 )
 from numpyro_tsvgp.gaussian.process import Process
 from numpyro_tsvgp.gaussian.quadrature import Marginals
@@ -324,6 +325,7 @@ class InducingValues:
 
 
 @jax.jit
+@full_precision()
 def _without(kept: Any, process: Process, sites: PointSites) -> tuple[Any, Array]:
     """An approximation without points, and whether what is left makes sense."""
     at = kept.at_new_data(process)
