@@ -67,7 +67,7 @@ def test_every_product_of_an_update_is_of_full_precision():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["labels", "spread"])
+@pytest.mark.parametrize("name", ["spread"])
 def test_every_compiled_product_after_a_fit_is_of_full_precision(name, monkeypatch):
     """Looks at products as they are traced; what runs one by one on a CPU has full precision."""
     result, key, found = fitted(name), jax.random.key(0), []  # the fit is made before
