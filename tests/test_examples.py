@@ -99,7 +99,7 @@ def test_benchmark(script, tmp_path, monkeypatch, capsys):
     assert rows and all(len(row) == len(header) for row in rows)
     column = next(
         header.index(name)
-        for name in ("median_ms", "step_ms", "mean", "nlpd", "loss")
+        for name in ("median_ms", "step_ms", "mean", "nlpd", "loss", "unconstrained")
         if name in header
     )
     assert np.isfinite([float(row[column]) for row in rows]).all()

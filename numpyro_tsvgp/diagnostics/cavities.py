@@ -17,14 +17,16 @@ the point caused the mean is still right, the variance is not. :func:`refine` mo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from numpyro_tsvgp.gaussian.approximation import Local
-from numpyro_tsvgp.gaussian.quadrature import LogLikelihood, Marginals
+from numpyro_tsvgp.gaussian.quadrature import LogLikelihood, Marginals, SiteGradients
 from numpyro_tsvgp.gaussian.whitened import PointSites
 from numpyro_tsvgp.infer.fit import Fit
 from numpyro_tsvgp.infer.guides.hyper import Params
@@ -36,6 +38,7 @@ from numpyro_tsvgp.model.information import information
 from numpyro_tsvgp.model.layout import Layout, find_layout
 from numpyro_tsvgp.model.likelihood import Terms, probabilities, terms
 from numpyro_tsvgp.model.read import Reading
+from numpyro_tsvgp.model.shared_rows import SharedRows
 
 __all__ = ["AtPoints", "Frame", "at_points", "below", "log_densities", "refine"]
 
@@ -93,7 +96,9 @@ class Frame(NamedTuple):
     def of(fit: Fit, hyper: Params) -> Frame:
         """Reads a model once for the layout of its data."""
         reading = fit.read(hyper=hyper)
-        return Frame(fit, find_layout(fit.model, fit.structure, reading, fit.data), hyper)
+        shared = not (fit.rule.needs_rows or fit.rule.needs_information)
+        layout = find_layout(fit.model, fit.structure, reading, fit.data, shared=shared)
+        return Frame(fit, layout, hyper)
 
     def read(self) -> tuple[Reading, Evaluate]:
         """The model, and the terms of its likelihood."""
@@ -112,7 +117,7 @@ class Frame(NamedTuple):
     def query(
         self,
         likelihood: LogLikelihood,
-        rows: RowDensities,
+        rows: RowDensities | None,
         local: Mapping[str, Local],
         marginals: Mapping[str, Marginals],
         sites: Mapping[str, PointSites] | None,
@@ -129,7 +134,7 @@ class Frame(NamedTuple):
 def at_points(frame: Frame) -> dict[str, AtPoints]:
     """Every GP at the data, with the sites of each point.
 
-    The sites are those of the data alone; what ``numpyro.factor`` says is not left out.
+    The sites are those of the data alone; what ``numpyro.factor`` says beside data stays in.
 
     Args:
       frame: the fit at one value of the hyperparameters.
@@ -152,11 +157,58 @@ def at_points(frame: Frame) -> dict[str, AtPoints]:
         latents = fit.guide.latents(reading, fit.params)
         at_data = {name: q.approximation.at_data(q.process) for name, q in latents.items()}
         sites = own_sites(at_data, {name: at.start() for name, at in at_data.items()})
-    query = frame.query(likelihood, frame.rows(), local, marginals, sites)
+    rows = frame.rows() if fit.rule.needs_rows else None
+    query = frame.query(likelihood, rows, local, marginals, sites)
     gradients = fit.rule.asks(query)
+    if frame.layout is not None and frame.layout.shared is not None:
+        return _at_shared_rows(frame, frame.layout.shared, evaluate, query, gradients)
     return {
         name: AtPoints(*marginals[name], q.explained, *gradients[name]) for name, q in local.items()
     }
+
+
+def _at_shared_rows(
+    frame: Frame,
+    shared: SharedRows,
+    evaluate: Evaluate,
+    query: Query,
+    total: Mapping[str, SiteGradients],
+) -> dict[str, AtPoints]:
+    """The same where several points share a row: what each has asked for of the row's site."""
+    layout = frame.layout
+
+    def turn(points: Array) -> dict[str, Array]:
+        here = jnp.zeros(layout.rows, bool).at[points].set(True)
+
+        def likelihood(values: Mapping[str, Array]) -> Array:
+            parts = [
+                jnp.sum(jnp.where(here, layout.by_row(name, t.scale * t.log_prob), 0.0))
+                for name, t in evaluate(values).items()
+            ]
+            return jnp.stack(parts).sum()
+
+        asked = frame.fit.rule.asks(replace(query, likelihood=likelihood))
+        return {
+            name: jnp.stack([shared.take(name, x)[:, points] for x in gradients])
+            for name, gradients in asked.items()
+        }
+
+    out = {}
+    for name, found in shared.in_turns(turn).items():
+        asked = jnp.where(shared.is_read[name], found, 0.0)
+        # A rule may not add up over points: one that clips does so at the sum of a row. What is
+        # then left over is shared by the points of the row.
+        latents, rows = np.arange(len(shared.rows[name]))[:, None], shared.rows[name]
+        zero = jnp.zeros((2, *shared.first[name].shape), asked.dtype)
+        count = zero[0].at[latents, rows].add(shared.is_read[name])
+        left = jnp.stack(total[name]) - zero.at[:, latents, rows].add(asked)
+        rest = jnp.where(
+            shared.is_read[name], (left / jnp.maximum(count, 1))[:, latents, rows], 0.0
+        )
+        q = query.marginals[name]
+        parts = (*q, query.local[name].explained)
+        out[name] = AtPoints(*(shared.take(name, x) for x in parts), *(asked + rest))
+    return out
 
 
 def refine(frame: Frame, data: Mapping[str, AtPoints], steps: int) -> dict[str, Marginals]:
@@ -184,7 +236,7 @@ def refine(frame: Frame, data: Mapping[str, AtPoints], steps: int) -> dict[str, 
         fit.nodes(),
         key=jax.random.key(0),
     )
-    everything, rows = scene.likelihood, frame.rows()
+    everything, rows = scene.likelihood, frame.rows() if fit.rule.needs_rows else None
     loc = {name: at.process.loc for name, at in scene.at.items()}
 
     def locals_of(carries: Mapping[str, Any]) -> tuple[dict[str, Local], dict[str, Marginals]]:
@@ -205,7 +257,8 @@ def refine(frame: Frame, data: Mapping[str, AtPoints], steps: int) -> dict[str, 
         def step(_: Any, carries: dict[str, Any]) -> dict[str, Any]:
             local, q = locals_of(carries)
             sites = own_sites(scene.at, carries) if fit.rule.needs_rows else None
-            query = frame.query(likelihood, rows.without(here), local, q, sites)
+            others = None if rows is None else rows.without(here)
+            query = frame.query(likelihood, others, local, q, sites)
             new = {}
             for name, (alpha, beta) in fit.rule.asks(query).items():
                 beta = jnp.where(here, 0.0, beta) if fit.rule.needs_information else beta
@@ -215,11 +268,14 @@ def refine(frame: Frame, data: Mapping[str, AtPoints], steps: int) -> dict[str, 
 
         start = {}
         for name, d in data.items():
-            linear = jnp.where(here, d.alpha + d.beta * (d.mean - loc[name]), 0.0)
-            own = PointSites(-linear, -jnp.where(here, d.beta, 0.0))
+            linear = d.alpha + d.beta * (d.mean - layout.take(name, loc[name]))
+            own = PointSites(-layout.put(name, linear, i), -layout.put(name, d.beta, i))
             start[name] = scene.at[name].start().add(own, scene.at[name].features)
         q = locals_of(lax.fori_loop(0, steps, step, start))[1]
-        return jax.tree.map(lambda x: x[:, i], q)
+        return {
+            k: Marginals(*(layout.take(k, x)[:, i] for x in marginals))
+            for k, marginals in q.items()
+        }
 
     found = lax.map(without, jnp.arange(layout.rows))
     ok = jnp.stack([jnp.isfinite(q.mean + q.variance).all(-1) for q in found.values()]).all(0)
@@ -246,15 +302,17 @@ def below(frame: Frame, without: Mapping[str, Marginals]) -> tuple[Array, Array]
     reading = frame.fit.read(hyper=frame.hyper)
     evaluate = probabilities(frame.fit.model, reading, frame.fit.data)
 
+    def at_rows(values: Mapping[str, Array]) -> Array:
+        ((name, found),) = evaluate(values).items()
+        return jnp.stack([layout.by_row(name, jnp.asarray(part))[0] for part in found])
+
     def visit(carry: Array, inputs: tuple[Array, Array]) -> tuple[Array, None]:
         node, weight = inputs
         values = {
             name: q.mean + jnp.sqrt(q.variance) * node[axes[name]].astype(q.mean.dtype)[:, None]
             for name, q in without.items()
         }
-        ((name, found),) = evaluate(values).items()
-        both = jnp.stack([layout.by_row(name, jnp.asarray(part))[0] for part in found])
-        return carry + weight * both, None
+        return carry + weight * layout.at_own_values(at_rows, values), None
 
     # Evenly spaced ones do not thin out where a narrow likelihood may stand.
     nodes: Any = fine_nodes(1) if frame.fit.structure.dim == 1 else frame.fit.nodes()

@@ -63,8 +63,10 @@ def to_arviz(
       inducing inputs.
     - ``sample_stats``, with ``mcmc``: the statistics of the sampler.
 
-    Dims are ``chain`` and ``draw`` and then the names of the model's plates; the axis of a GP is
-    named after the plate of the data along it. Plates that subsample get all of their data.
+    Dims are ``chain`` and ``draw`` and then those that ``az.from_numpyro`` gives to draws of the
+    same model: the names of plates, and ``f_dim_0`` for the rows of a GP, unless the model says
+    ``numpyro.sample("f", GP(...), infer={"event_dims": ["data"]})``. So what NUTS found and what a
+    fit found can be subtracted and concatenated. Plates that subsample get all of their data.
 
     Memory is that of the groups asked for, ``num_samples`` times n each. To look at a part of
     large data, pass ``fit.with_data(X[:100], y[:100])`` (a fit follows its data), or keep some of f
@@ -87,10 +89,10 @@ def to_arviz(
       coords: labels by the name of a dim, as in ``az.from_numpyro``: ``coords={"data": years}``.
         Labels of the rows of the data are not those of predictions.
       dims: names of dims by site, as in ``az.from_numpyro``, where plates give none:
-        ``dims={"b": ["covariate"]}``; or ``"numpyro"`` for those that ``az.from_numpyro`` gives to
-        draws of the same model. They differ in GPs and deterministic sites, which it calls
-        ``f_dim_0`` along the rows. (Two arrays with different dims do not subtract: xarray makes
-        the outer product of them.)
+        ``dims={"b": ["covariate"]}``; or ``"plates"``, which gives the axis of a GP, and of
+        deterministic sites along it, the name of the plate of the data along its rows, so that f,
+        y and X have it in common. (Two arrays with different dims do not subtract: xarray makes the
+        outer product of them.)
       pred_coords: labels of the groups of predictions, ``pred_coords={"data": coming_years}``.
       joint: whether draws of f have their joint covariance, which costs the cube of n. Without,
         they are correlated through the inducing values alone; each marginal is exact either way.
@@ -116,7 +118,7 @@ def to_arviz(
       ... )
       >>> data = to_arviz(jax.random.key(1), result.fit, num_samples=50, prior=False)
       >>> data.posterior["f"].dims
-      ('chain', 'draw', 'data')
+      ('chain', 'draw', 'f_dim_0')
       >>> data.log_likelihood["y"].shape
       (1, 50, 20)
     """
@@ -188,22 +190,17 @@ def to_arviz(
         groups["predictions_constant_data"] = there.inputs()
     if mcmc is not None:
         groups["sample_stats"] = _sample_stats(mcmc)
-    if dims == "numpyro":
-        dims = {name: _dims_of_numpyro(here.trace[name], name) for name in here.trace}
-    elif isinstance(dims, str):
-        raise ValueError(f'dims takes names by site, or "numpyro", got {dims!r}.')
+    if isinstance(dims, str) and dims not in ("numpyro", "plates"):
+        raise ValueError(
+            f'dims takes names by site, "numpyro" (the default) or "plates", got {dims!r}.'
+        )
+    names = {} if dims == "plates" else here.names_of_numpyro()
+    along_rows = here.along_rows(names)
+    if isinstance(dims, Mapping):
+        names |= dims
     groups = {name: group for name, group in groups.items() if group}
-    labels = Labels(dict(dims or {}), dict(coords or {}), dict(pred_coords or {}))
-    return compat.build(labels.on(groups, set(here.row_dims.values())))
-
-
-def _dims_of_numpyro(site: Any, name: str) -> list[str]:
-    """Names that ``az.from_numpyro`` gives to the axes of a site."""
-    shape = np.shape(site.get("value"))
-    event_dim = site["fn"].event_dim if site["type"] == "sample" else 0
-    plates = {frame.dim - event_dim: frame.name for frame in site.get("cond_indep_stack", [])}
-    found = [plates.get(axis - len(shape)) for axis in range(len(shape))]
-    return compat.numbered(name, found)
+    labels = Labels(names, dict(coords or {}), dict(pred_coords or {}))
+    return compat.build(labels.on(groups, along_rows))
 
 
 def _is_small_array(value: Any) -> bool:

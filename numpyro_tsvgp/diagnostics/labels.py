@@ -1,4 +1,4 @@
-"""Names for the axes of everything in a model: plates give them, and GPs follow their data."""
+"""Names for the axes of everything in a model, from its plates, its data and its user."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import xarray as xr
 
+from numpyro_tsvgp.diagnostics import compat
 from numpyro_tsvgp.infer.fit import Fit
 from numpyro_tsvgp.model.arguments import Call
-from numpyro_tsvgp.model.layout import row_dim
+from numpyro_tsvgp.model.layout import event_dims, row_dim
 from numpyro_tsvgp.model.read import GPSite, Message, is_latent
 
 __all__ = ["Labels", "Shape", "shape_of"]
@@ -36,6 +37,9 @@ class Shape(NamedTuple):
             axis = len(shape) + frame.dim - event_dim
             if 0 <= axis < len(shape) and shape[axis] == frame.size:
                 out[axis] = frame.name
+        if event_dim and site["type"] == "sample":
+            given = event_dims(site)
+            out[len(shape) - event_dim : len(shape) - event_dim + len(given)] = given
         if name in self.gps:
             out[-1] = self.row_dims[name]
         elif site["type"] == "deterministic":  # most are functions of a GP: same rows, same name
@@ -45,6 +49,28 @@ class Shape(NamedTuple):
                 axes = [i for i, size in enumerate(shape) if size == self.gps[gp].rows]
                 if dim not in out and len(axes) == 1 and out[axes[0]] == f"{name}_dim_{axes[0]}":
                     out[axes[0]] = dim
+        return out
+
+    def names_of_numpyro(self) -> dict[str, list[str]]:
+        """Names that ``az.from_numpyro`` gives to the axes of every site."""
+        out = {}
+        for name, site in self.trace.items():
+            shape = np.shape(site.get("value"))
+            event_dim = site["fn"].event_dim if site["type"] == "sample" else 0
+            plates = {f.dim - event_dim: f.name for f in site.get("cond_indep_stack", [])}
+            found = [plates.get(axis - len(shape)) for axis in range(len(shape))]
+            for axis, given in enumerate(event_dims(site)):
+                found[len(shape) - event_dim + axis] = given
+            out[name] = compat.numbered(name, found)
+        return out
+
+    def along_rows(self, names: Mapping[str, Sequence[str]]) -> set[str]:
+        """Names of the axes along the rows of GPs, under other names of the axes of sites."""
+        own = set(self.row_dims.values())
+        out = set(own)
+        for name, given in names.items():
+            here = self.dims(name, np.shape(self.trace[name].get("value")))
+            out |= {new for new, old in zip(given, here, strict=True) if old in own}
         return out
 
     def _coords(self, dims: Mapping[str, int]) -> dict[str, np.ndarray]:
@@ -186,6 +212,7 @@ class Labels(NamedTuple):
 
     def _renamed(self, data: xr.Dataset) -> xr.Dataset:
         variables: dict[str, Any] = {}
+        labels: dict[str, Any] = {}  # of dims under their new names
         changed = False
         for key, array in data.data_vars.items():
             name = str(key)
@@ -198,11 +225,13 @@ class Labels(NamedTuple):
                     f"draw, of shape {array.shape[len(draws) :]}."
                 )
             changed |= given != own
+            for old, new in zip(own, given, strict=True):
+                if old in data.coords:
+                    labels.setdefault(new, data.coords[old].values)
             variables[name] = ((*draws, *given), array.values)
         if not changed:
             return data
         sizes = {d: n for dims, v in variables.values() for d, n in zip(dims, v.shape, strict=True)}
-        coords = {
-            d: data.coords[d].values if d in data.coords else np.arange(n) for d, n in sizes.items()
-        }
+        labels |= {d: data.coords[d].values for d in sizes if d in data.coords}
+        coords = {d: labels.get(d, np.arange(n)) for d, n in sizes.items()}
         return xr.Dataset(variables, coords, data.attrs)

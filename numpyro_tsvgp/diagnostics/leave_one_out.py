@@ -47,10 +47,15 @@ def loo(
       \mathrm{elpd}_i = \log \int p(y_i \mid f) \, \mathcal{N}(f;\, m_c, v_c) \, \mathrm{d}f
 
     in :math:`O(n m^2)` for all n points. A data point is a row of the GPs: everything that is
-    observed at it is left out together, and terms of ``numpyro.factor`` stay in.
+    observed at it is left out together. Where the GPs have rows of their own (effects of groups,
+    ``f[group]``, GPs with different numbers of rows) it is an entry of the observed sites, and what
+    it says about a row that it shares with others is found by itself, which costs as many
+    evaluations of the likelihood as the largest group has points. A likelihood may be written with
+    ``numpyro.factor``, one number for each data point; beside observed data its terms stay in.
 
-    For a Gaussian likelihood this equals refitting without each point. For others the cavity
-    holds the sites of the other points, and ``refine`` moves them to where a refit would.
+    For a Gaussian likelihood of one GP this equals refitting without each point. For others, and
+    where several GPs meet in a term, whose posterior is a product, the cavity holds the sites of
+    the other points, and ``refine`` moves them to where a refit would.
 
     The sites must have converged: finish a fit with a few E-steps at fixed hyperparameters,
     ``TSVGP(model, guide, None)``, if the last steps still moved them.
@@ -79,7 +84,7 @@ def loo(
       ``result["leverage"]`` holds :math:`\beta_i s_i` of each point, the largest over latent
       functions, and ``result["flagged"]`` whether it exceeds ``threshold``. Where nothing was
       weighted there is no Pareto k, and the leverage takes its place: ``az.plot_khat`` plots it.
-      Rows that are masked out are left out.
+      Data points that are masked out are left out.
 
     Examples:
       >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -214,6 +219,11 @@ def _over_batches(
                 "this fit makes them distributions. Use loo on a part of the data, fit.with_data."
             )
         layout = Frame.of(one, one.hyper).layout
+        if layout.shared is not None:
+            raise ValueError(
+                "loo over batches needs GPs with a row for each data point, and here data points "
+                "share rows of a GP. Use loo on a part of the data, fit.with_data."
+            )
         found = _of_batch(one, layout.term_group, layout.frame)
         observed = observed_rows(layout, one.read())
         here = start + np.flatnonzero(observed)
@@ -320,32 +330,42 @@ def _influence_over(fit: Fit, batches: Any, delta: bool) -> Iterator[xr.Dataset]
         start += found.influence.size
 
 
-@partial(jax.jit, static_argnums=(1, 2))
 @full_precision()
-def _points(
-    fit: Fit, delta: bool, layout: None
+def _influences(
+    fit: Fit, delta: bool, layout: Layout | None
 ) -> tuple[dict[str, AtPoints], Array, dict[str, Array]]:
-    frame = Frame(fit, layout, fit.hyper)  # type: ignore[arg-type]  # sites need no layout
+    frame = Frame(fit, layout, fit.hyper)  # type: ignore[arg-type]  # sites of rows need no layout
     at = cavities.at_points(frame)
     total = jnp.concatenate([_divergence(d) for d in at.values()]).sum(0)
     return at, total, _deltas(frame, at) if delta else {}
+
+
+@partial(jax.jit, static_argnums=1)
+def _points(fit: Fit, delta: bool) -> tuple[dict[str, AtPoints], Array, dict[str, Array]]:
+    return _influences(fit, delta, None)
 
 
 @full_precision(on_cpu=False)
 def _influence_of(fit: Fit, delta: bool, start: int) -> xr.Dataset:
     """The influence of the rows of one call, the first of which has the number ``start``."""
     layout = Frame.of(fit, fit.hyper).layout
-    at, total, moved = _points(fit, delta, None)
+    if layout.shared is None:
+        at, total, moved = _points(fit, delta)
+    else:
+        at, total, moved = jax.jit(lambda fit: _influences(fit, delta, layout))(fit)
     reading = fit.read()
     data: dict[str, Any] = {"influence": (layout.dim, np.asarray(total))}
     for name, d in at.items():
         dims = gp_batch_dims(reading.trace[name])
-        unflatten = reading.gps[name].unflatten
+        batch_shape = reading.gps[name].batch_shape
         parts = {"alpha": d.alpha, "beta": d.beta, "leverage": d.leverage, "shift": d.shift}
         for what, value in parts.items():
-            data[f"{name}_{what}"] = ((*dims, layout.dim), np.asarray(unflatten(value)))
+            data[f"{name}_{what}"] = (
+                (*dims, layout.dim),
+                np.asarray(value).reshape(*batch_shape, -1),
+            )
         if delta:
-            value = moved[name].reshape(*reading.gps[name].batch_shape, *moved[name].shape[1:])
+            value = moved[name].reshape(*batch_shape, *moved[name].shape[1:])
             dims = (*dims, layout.dim, f"{name}_inducing")
             data[f"{name}_delta"] = (dims, np.asarray(value))
     return xr.Dataset(data, coords={layout.dim: start + np.arange(layout.rows)})
@@ -373,5 +393,8 @@ def _deltas(frame: Frame, at: Mapping[str, AtPoints]) -> dict[str, Array]:
     latents = fit.guide.latents(fit.read(hyper=frame.hyper), fit.params)
     for name, (process, approximation) in latents.items():
         answer = approximation.responses(process)
+        if frame.layout is not None and frame.layout.shared is not None:
+            rows = frame.layout.shared.rows[name]
+            answer = answer[np.arange(len(rows))[:, None], rows]
         out[name] = -answer * (at[name].alpha / (1 - at[name].leverage))[..., None]
     return out

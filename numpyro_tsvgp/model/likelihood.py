@@ -20,6 +20,7 @@ __all__ = [
     "density",
     "log_likelihood",
     "log_prior",
+    "point_sites",
     "pointwise_log_prob",
     "probabilities",
     "terms",
@@ -94,6 +95,18 @@ def data_sites(trace: Mapping[str, Message]) -> dict[str, Message]:
         for name, site in trace.items()
         if is_observed(site) and not isinstance(unwrapped(site["fn"]), dist.Unit)
     }
+
+
+def point_sites(trace: Mapping[str, Message]) -> dict[str, Message]:
+    """Observed sites whose terms are about data points, one by one.
+
+    Those that hold data. In a model without any the likelihood is written with
+    ``numpyro.factor``, and its terms with one number for each data point are meant.
+    """
+    found = data_sites(trace)
+    if found:
+        return found
+    return {k: s for k, s in trace.items() if is_observed(s) and s["fn"].batch_shape}
 
 
 def pointwise_log_prob(site: Message) -> Array:
@@ -174,14 +187,14 @@ def terms(
 
     Returns:
       A function of ``{site: values of shape (functions, n)}`` that gives the terms of each observed
-      site that holds data.
+      site that holds data, or else of ``numpyro.factor`` with a number for each data point.
     """
 
     def evaluate(values: Mapping[str, Array]) -> dict[str, Terms]:
         trace = run_with(model, call, _with(reading, values))
         return {
             name: Terms(pointwise_log_prob(site), 1.0 if site["scale"] is None else site["scale"])
-            for name, site in data_sites(trace).items()
+            for name, site in point_sites(trace).items()
         }
 
     return evaluate

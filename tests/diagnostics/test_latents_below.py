@@ -189,14 +189,15 @@ def test_leaving_out_is_refused_in_words():
 
 
 def test_arviz_objects_have_b_where_it_belongs():
-    data = to_arviz(jax.random.key(0), at_the_mode(), num_samples=400, predictions=NEW)
+    given = {"num_samples": 400, "dims": "plates"}
+    data = to_arviz(jax.random.key(0), at_the_mode(), predictions=NEW, **given)
     posterior, predictions, prior = (data[k] for k in ("posterior", "predictions", "prior"))
     assert posterior["f"].dims == posterior["b"].dims == ("chain", "draw", "groups")
     assert data["log_likelihood"]["y"].dims == ("chain", "draw", "data")
     np.testing.assert_allclose(posterior["b"][0], np.broadcast_to(B_MEAN, (400, GROUPS)))
     expected = norm.logpdf(Y, B_MEAN[G], 0.3)
     np.testing.assert_allclose(data["log_likelihood"]["y"][0, 0], expected, rtol=1e-10)
-    some = to_arviz(jax.random.key(0), at_the_mode(), num_samples=400, prior=False, rows=[1, 6])
+    some = to_arviz(jax.random.key(0), at_the_mode(), prior=False, rows=[1, 6], **given)
     np.testing.assert_array_equal(some["posterior"]["groups"], [1, 6])
     np.testing.assert_array_equal(some["posterior"]["b"][0, 0], B_MEAN[[1, 6]])
     assert some["posterior"]["f"].shape == (1, 400, 2)

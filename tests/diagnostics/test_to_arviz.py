@@ -121,8 +121,9 @@ def case(request):
         prior=full,
         predictions=(X[:5], None, jnp.asarray(1.0)) if full else None,
         result=first if full else None,
+        dims="plates",
     )
-    other = to_arviz(jax.random.key(1), second.fit, num_samples=DRAWS, prior=False)
+    other = to_arviz(jax.random.key(1), second.fit, num_samples=DRAWS, prior=False, dims="plates")
     marginals = first.fit.marginals()["f"]
     return Case(request.param, classes, (X, y), first, data, other, marginals)
 
@@ -386,6 +387,7 @@ def test_draws_through_the_inducing_values(case):
         predictive=False,
         joint=False,
         rows=[2, 3, 29],
+        dims="plates",
     )
     groups = groups_of(data)
     assert "posterior_predictive" not in groups and "log_likelihood" not in groups

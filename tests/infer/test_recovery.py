@@ -22,6 +22,7 @@ from numpyro_tsvgp import (
     load,
 )
 from numpyro_tsvgp.infer.em import loop
+from numpyro_tsvgp.infer.em.interrupts import Interrupts
 from numpyro_tsvgp.model.arguments import Call
 
 positive = dist.constraints.positive
@@ -285,6 +286,75 @@ def test_interrupt_returns_the_fit_so_far(monkeypatch, straight):
     # And one can go on as if nothing had happened.
     rest = run(svi, 33, X, Y, init_state=result.state)
     assert identical((rest.params, rest.state), (straight.params, straight.state))
+
+
+class Collected:
+    """Garbage whose collection is interrupted, where Python ignores what is raised."""
+
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture
+def interrupts():
+    """As in a terminal; a shell may have interrupts ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # as it was
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_interrupt_that_python_loses_is_not_lost(monkeypatch, straight, interrupts):
+    """Callbacks of the garbage collector swallow it, and JAX has some."""
+
+    class Bar(loop.tqdm.tqdm):
+        def update(self, n=1):
+            self.count = getattr(self, "count", 0) + 1
+            if self.count == 7:
+                Collected()  # an interrupt that ends here
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.tqdm, "tqdm", Bar)
+        with pytest.warns(UserWarning, match="Interrupted after 7 of 40 updates"):
+            result = run(make(optax.adam(0.05)), 40, X, Y)
+    assert identical(result.losses, straight.losses[:7])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_interrupts_that_are_lost_at_the_ends_of_a_run(interrupts):
+    with pytest.raises(KeyboardInterrupt), Interrupts() as context:
+        Collected()
+        context.check()  # before the first step
+    with Interrupts():
+        Collected()  # all is done: one costs nothing
+    with pytest.raises(KeyboardInterrupt), Interrupts():
+        Collected()
+        Collected()  # whoever presses twice wants out
+    with Interrupts() as context:
+        Collected()
+        context.taken()
+        context.check()
+
+
+def test_interrupts_that_a_program_handles_are_its_own(interrupts):
+    def own(signum, frame):
+        pass
+
+    signal.signal(signal.SIGINT, own)
+    with Interrupts():
+        assert signal.getsignal(signal.SIGINT) is own
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_interrupted_audit_does_not_cost_the_fit(monkeypatch, straight, interrupts):
+    def audit(*args, **options):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(type(straight.fit), "audit", audit)
+    with pytest.warns(UserWarning, match="Audit of the fit: It was interrupted"):
+        result = run(make(optax.adam(0.05)), 40, X, Y, audit=True)
+    assert identical(result.losses, straight.losses)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import tqdm
 from jax import Array
 
 from numpyro_tsvgp.gaussian.caller import stack_level
+from numpyro_tsvgp.infer.em.interrupts import Interrupts
 from numpyro_tsvgp.infer.feed.batches import BatchesEnded, Feed
 from numpyro_tsvgp.infer.files.checkpoint import read_meta, read_tree, write_tree
 from numpyro_tsvgp.infer.state import FitError, TSVGPRunResult, TSVGPState
@@ -45,6 +46,7 @@ def run_steps(
     careful_start: Callable[[Sequence[float]], TSVGPState | None] = lambda losses: None,
     fingerprint: Mapping[str, str],
     feed: Feed,
+    interrupts: Interrupts,
     progress_bar: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int | None = None,
@@ -62,6 +64,7 @@ def run_steps(
       careful_start: gives a better state to start from, if the first losses ask for one.
       fingerprint: what the run is a run of, by part; a checkpoint of another is refused.
       feed: where the steps have their data from, which goes back and forth with them.
+      interrupts: knows of those that Python lost.
       progress_bar: whether to show progress.
       checkpoint: file to save to, and to go on from if it exists.
       checkpoint_every: number of steps between saves.
@@ -104,6 +107,7 @@ def run_steps(
     ) as bar:
         try:
             while len(losses) < num_steps:
+                interrupts.check()
                 state, loss = step(state)
                 losses.append(loss)
                 bar.update()
@@ -150,6 +154,7 @@ def run_steps(
                 stacklevel=stack_level(),
             )
         except KeyboardInterrupt:
+            interrupts.taken()
             if not usable(state):
                 state, losses = good[0], losses[: good[1]]
             warnings.warn(

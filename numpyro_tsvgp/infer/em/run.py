@@ -19,6 +19,7 @@ from numpyro_tsvgp.gaussian.linalg import blas_threads
 from numpyro_tsvgp.infer.em.checks import check_rate, check_state
 from numpyro_tsvgp.infer.em.convergence import complaint
 from numpyro_tsvgp.infer.em.failures import diagnose
+from numpyro_tsvgp.infer.em.interrupts import Interrupts
 from numpyro_tsvgp.infer.em.loop import run_steps
 from numpyro_tsvgp.infer.em.warmup import overshoots, settle
 from numpyro_tsvgp.infer.feed.batches import Feed
@@ -62,6 +63,18 @@ def run(
     driver: Driver, rng_key: Array, num_steps: int, feed: Feed, options: RunOptions
 ) -> TSVGPRunResult:
     """Runs ``num_steps`` updates; see :meth:`Driver.run`."""
+    with Interrupts() as interrupts:
+        return _run(driver, rng_key, num_steps, feed, options, interrupts)
+
+
+def _run(
+    driver: Driver,
+    rng_key: Array,
+    num_steps: int,
+    feed: Feed,
+    options: RunOptions,
+    interrupts: Interrupts,
+) -> TSVGPRunResult:
     call = feed.first
     if options.init_state is None:
         state = driver.init(rng_key, *call.args, init_params=options.init_params, **call.kwargs)
@@ -87,6 +100,7 @@ def run(
             return settled(driver, state, call)
         return None
 
+    interrupts.check()  # one of the start means that there shall be no run
     with blas_threads(largest):
         result = run_steps(
             lambda state: step(state, feed.next()),
@@ -101,6 +115,7 @@ def run(
             careful_start=careful_start,
             fingerprint=_fingerprint(driver, state, feed) if options.checkpoint is not None else {},
             feed=feed,
+            interrupts=interrupts,
             progress_bar=options.progress_bar,
             checkpoint=options.checkpoint,
             checkpoint_every=options.checkpoint_every,
@@ -112,8 +127,12 @@ def run(
         audit = not state.structure.proven or time.monotonic() - started > _LONG
     if audit:
         fit = result.fit.with_data(*feed.current.args, **feed.current.kwargs).of_this_process()
-        found = fit.audit(jax.random.fold_in(rng_key, 0), hyperparameters=False)
-        for concern in found.concerns:
+        try:
+            concerns = fit.audit(jax.random.fold_in(rng_key, 0), hyperparameters=False).concerns
+        except KeyboardInterrupt:  # the fit is done, and need not be lost
+            interrupts.taken()
+            concerns = ["It was interrupted, so that nothing is known. Try fit.audit(key)."]
+        for concern in concerns:
             warnings.warn(f"Audit of the fit: {concern}", stacklevel=stack_level())
     return result
 

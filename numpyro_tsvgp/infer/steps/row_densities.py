@@ -194,13 +194,16 @@ def row_densities(
     evaluate = terms(model, reading, call)
     found = find_layout(model, structure, reading, call) if layout is None else layout
 
-    def log_prob(values: Mapping[str, Array]) -> Array:
+    def at_rows(values: Mapping[str, Array]) -> Array:
         return found.sum_terms(
             {
                 name: (t.scale / reading.subsampling) * t.log_prob if scaled else t.log_prob
                 for name, t in evaluate(values).items()
             }
         )
+
+    def log_prob(values: Mapping[str, Array]) -> Array:
+        return found.at_own_values(at_rows, values)
 
     return RowDensities(log_prob, found, _for_densities(nodes, structure.dim))
 
