@@ -248,7 +248,9 @@ def as_inputs(X: Any) -> Array:
     """Inputs as a floating-point array of shape ``(n,)`` or ``(n, d)``."""
     if not isinstance(X, jax.Array) and hasattr(X, "__array__"):
         X = np.asarray(X)  # data frames and series, and what else NumPy understands
-        if X.dtype == object:  # columns of several types, or with values that may be missing
+        if (
+            X.dtype.kind in "OUS"
+        ):  # strings, columns of several types, or with values that may be missing
             X = _as_numbers(X)
     X = jnp.asarray(X)
     if X.ndim not in (1, 2):

@@ -219,7 +219,7 @@ def refine(frame: Frame, data: Mapping[str, AtPoints], steps: int) -> dict[str, 
     Args:
       frame: the fit at one value of the hyperparameters.
       data: from :func:`at_points`.
-      steps: number of E-steps, at rate one.
+      steps: number of E-steps, at rate one, or one half where GPs meet in a term.
 
     Returns:
       Marginals without each point, by GP. Where the steps did not stay finite, those of the
@@ -238,6 +238,8 @@ def refine(frame: Frame, data: Mapping[str, AtPoints], steps: int) -> dict[str, 
     )
     everything, rows = scene.likelihood, frame.rows() if fit.rule.needs_rows else None
     loc = {name: at.process.loc for name, at in scene.at.items()}
+    # GPs that meet and take whole steps at the same time overshoot, each for what both explain.
+    rate = 1.0 if fit.structure.dim == 1 else 0.5
 
     def locals_of(carries: Mapping[str, Any]) -> tuple[dict[str, Local], dict[str, Marginals]]:
         local = {name: at.local(at.posterior(carries[name])) for name, at in scene.at.items()}
@@ -263,7 +265,7 @@ def refine(frame: Frame, data: Mapping[str, AtPoints], steps: int) -> dict[str, 
             for name, (alpha, beta) in fit.rule.asks(query).items():
                 beta = jnp.where(here, 0.0, beta) if fit.rule.needs_information else beta
                 asked = PointSites(alpha + beta * local[name].mean, beta)
-                new[name] = carries[name].blend(asked, scene.at[name].features, 1.0)
+                new[name] = carries[name].blend(asked, scene.at[name].features, rate)
             return new
 
         start = {}

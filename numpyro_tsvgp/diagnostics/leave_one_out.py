@@ -70,8 +70,9 @@ def loo(
         hyperparameters are then used.
       num_hyper: the largest number of hyperparameter draws, where there are draws.
       refine: number of E-steps taken without each point, from its cavity. Two or three are
-        close to a refit when the likelihood is log-concave. All points together cost n times
-        as much as these E-steps, so this is for small data.
+        close to a refit when the likelihood is log-concave and reads one GP. Where several GPs
+        meet in a term the steps are half as long and ten to forty are needed. All points together
+        cost n times as much as these E-steps, so this is for small data.
       threshold: leverages :math:`\beta_i s_i` above this are reported. Near one, what is left
         without the point is mostly extrapolation.
       batches: an iterable of the arguments of batches, for data that do not fit in memory; the fit

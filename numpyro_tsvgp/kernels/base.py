@@ -450,6 +450,12 @@ def as_kernel(kernel: Any) -> Kernel:
         name = kernel.__name__
         raise TypeError(f"got the class {name} instead of a kernel: did you mean {name}()?")
     if not callable(kernel):
+        shape = getattr(kernel, "shape", None)
+        if shape is not None:
+            raise TypeError(
+                f"cannot make a kernel of an array of shape {shape}: the kernel comes first, "
+                "GP(kernel, X)"
+            )
         raise TypeError(
             f"cannot make a kernel of {kernel!r}: pass a kernel of numpyro_tsvgp.kernels, a tinygp "
             "kernel, or a function kernel(X1, X2) that returns a matrix of shape (n1, n2)"

@@ -79,6 +79,7 @@ def _inspect(model: Model, call: Call) -> tuple[Structure, Reading]:
             "The model was run once on its data, before the fit, with arguments "
             f"{call.describe()}. Check that they are what it expects and that X and y "
             f"have the same number of rows.{where_not_finite(call)}{_not_sampled(error)}"
+            f"{_out_of_range(error)}"
         )
         raise
     trace = reading.trace
@@ -130,6 +131,16 @@ def _not_sampled(error: Exception) -> str:
                 'f = numpyro.sample("f", GP(kernel, X)).'
             )
     return ""
+
+
+def _out_of_range(error: Exception) -> str:
+    """A hint for a parameter of a likelihood that is not valid where a GP is zero."""
+    if "got invalid" not in str(error):
+        return ""
+    return (
+        " GPs were at their prior mean, which is zero unless the model says otherwise. A GP takes "
+        "all real values: use a link function, such as jnp.exp(f) for a rate or a scale."
+    )
 
 
 def _check_there_is_something_to_fit(trace: Mapping[str, Message]) -> None:

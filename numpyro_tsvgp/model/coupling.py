@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from jax import Array
 
 from numpyro_tsvgp.gaussian.caller import stack_level
@@ -32,6 +33,7 @@ from numpyro_tsvgp.model.read import (
     run_with,
 )
 from numpyro_tsvgp.model.reads import Source, Terms, terms
+from numpyro_tsvgp.model.wrapped import unwrapped
 
 __all__ = ["Couplings", "couplings", "hyper_values", "nudged", "sources"]
 
@@ -39,6 +41,12 @@ __all__ = ["Couplings", "couplings", "hyper_values", "nudged", "sources"]
 _NUMBERS = 2**25
 _ROWS = 512
 _PROBES = 4
+_OF_CLASSES = (
+    dist.CategoricalLogits,
+    dist.CategoricalProbs,
+    dist.MultinomialLogits,
+    dist.MultinomialProbs,
+)
 
 
 class Couplings(NamedTuple):
@@ -149,23 +157,32 @@ def _proof(
         if term.offence is not None:
             if found.opaque:
                 return meets, found.opaque
-            _refuse(observed, term, latents)
+            fn = unwrapped(reading.trace[observed]["fn"])
+            _refuse(observed, term, latents, of_classes=isinstance(fn, _OF_CLASSES))
         meets |= term.meets
     return meets, frozenset()
 
 
-def _refuse(observed: str, term: Terms, latents: list[tuple[str, int]]) -> None:
+def _refuse(
+    observed: str, term: Terms, latents: list[tuple[str, int]], *, of_classes: bool
+) -> None:
     offence = term.offence
     assert offence is not None
     name, p = latents[offence.latent]
     several = sum(other == name for other, _ in latents) > 1
     value = f"{name}[{p}, {{}}]" if several else f"{name}[{{}}]"
+    hint = "(Select values by index, f[group], rather than by products with masks.)"
+    if of_classes:
+        hint = (
+            "(The last axis of its probabilities is that of the classes, and each class has a "
+            "function: `with numpyro.plate('classes', C): f = numpyro.sample('f', GP(kernel, X))`, "
+            "and then logits=f.T.)"
+        )
     raise ValueError(
         f"The likelihood is not a sum over data points: one term of site '{observed}' reads both "
         f"{value.format(offence.low)} and {value.format(offence.high)} of GP site '{name}'. "
         "t-SVGP needs likelihood terms that read one value of each GP. Use NUTS or another guide "
-        "for this model, or give the correlation to the kernel. (Select values by index, f[group], "
-        "rather than by products with masks.)"
+        f"for this model, or give the correlation to the kernel. {hint}"
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from inspect import getattr_static
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
+from numpyro.distributions import constraints
 
 from numpyro_tsvgp.gaussian.caller import stack_level
 from numpyro_tsvgp.model.arguments import Call
@@ -136,9 +138,11 @@ def _check_values(name: str, site: Message, reading: Reading) -> None:
     in_support = np.asarray(fn.support(jnp.asarray(value)))  # one entry for each event
     event_axes = tuple(range(in_support.ndim, value.ndim))
     missing = np.isnan(value).any(event_axes) if value.dtype.kind == "f" else False
+    infinite = np.isinf(value).any(event_axes) if value.dtype.kind == "f" else False
     for bad, problem in (
         (missing, "is missing (NaN). Use obs_mask, handlers.mask or drop the rows"),
-        (~in_support, f"lies outside of the support of {type(unwrapped(fn)).__name__}"),
+        (infinite & ~in_support, "is infinite. Use obs_mask, handlers.mask or drop the rows"),
+        (~in_support, f"lies outside of the support of {_named(unwrapped(fn))}"),
     ):
         where = first_where(np.broadcast_to(bad, in_support.shape) & mask)
         if where is not None:
@@ -147,7 +151,9 @@ def _check_values(name: str, site: Message, reading: Reading) -> None:
                 axis, rows = in_support.ndim + frame.dim, reading.trace[frame.name]["value"]
                 if axis >= 0 and in_support.shape[axis] == len(rows):
                     at[axis] = int(rows[where[axis]])
-            hint = _swapped(fn, value.shape, reading) if bad is not missing else ""
+            # Swapped data are outside as a whole, and not here and there.
+            outside = problem.startswith("lies") and in_support.mean() < 0.5
+            hint = _swapped(fn, value.shape, reading) if outside else ""
             raise ValueError(
                 f"The data of site '{name}' at index {shown_index(tuple(at))}: the value "
                 f"{value[where]} {problem}.{hint}"
@@ -178,6 +184,14 @@ def any_bad(reading: Reading) -> Array:
         missing = jnp.isnan(value).any(tuple(range(in_support.ndim, value.ndim)))
         found.append(((missing | ~in_support) & mask).any())
     return jnp.stack(found).any()
+
+
+def _named(fn: Any) -> str:
+    """The name of a distribution, with a word on a support that depends on its parameters."""
+    name = type(fn).__name__
+    if isinstance(getattr_static(type(fn), "support", None), constraints.dependent_property):
+        return f"{name}, which depends on its parameters, here at the prior mean of the GPs"
+    return name
 
 
 def _swapped(fn: Any, shape: tuple[int, ...], reading: Reading) -> str:

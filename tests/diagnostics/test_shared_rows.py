@@ -137,7 +137,7 @@ def test_against_refits(model):
     """GPs with different numbers of rows, and a likelihood that is not Gaussian."""
     y = RNG.poisson(np.exp(np.sin(2.0 * T)[GROUP])).astype(float)
     guide = AutoDualGaussian(model, learn_inducing=False)
-    svi = TSVGP(model, guide, None, site_lr=0.7, e_steps=80)
+    svi = TSVGP(model, guide, None, site_lr=0.5, e_steps=200)
     masks = jnp.concatenate([~jnp.eye(N, dtype=bool), jnp.ones((1, N), bool)])
     start = svi.init(KEY, T, X, GROUP, y, masks[-1])
 
@@ -156,7 +156,8 @@ def test_against_refits(model):
     rate = np.exp(mean + np.sqrt(variance) * nodes[:, None])
     expected = np.log(weights @ np.exp(dist.Poisson(rate).log_prob(y)))
     error = np.abs(pointwise(loo(fit, threshold=1.0)) - expected)
-    refined = np.abs(pointwise(loo(fit, refine=12, threshold=1.0)) - expected)
+    steps = 12 if model is counts else 100  # coupled sites settle slowly
+    refined = np.abs(pointwise(loo(fit, refine=steps, threshold=1.0)) - expected)
     # The cavity holds the sites of the others; a few E-steps without the point move them.
     assert error.max() < 0.15 and error.mean() < 0.05
     assert refined.max() < min(0.2 * error.max(), 5e-3)
@@ -177,6 +178,8 @@ def test_two_gps_that_meet_are_exact_once_refined():
     Kf = np.asarray(kernels.Matern32(0.3)(X, X)) + 1e-10 * np.eye(N)
     A = np.eye(GROUPS)[GROUP]
     found = pointwise(loo(fit, refine=300, threshold=1.0))
+    frame = cavities.Frame.of(fit, {})
+    q = cavities.refine(frame, cavities.at_points(frame), 300)
     for i in (0, 6, 12):
         W = np.diag((np.arange(N) != i) / NOISE**2)
         Su = np.linalg.inv(np.linalg.inv(Ku) + A.T @ W @ A)
@@ -187,8 +190,15 @@ def test_two_gps_that_meet_are_exact_once_refined():
             f = Sf @ W @ (Y - A @ u)
         g = GROUP[i]
         variance = Su[g, g] + Sf[i, i] + NOISE**2
-        # The integral over the two of them is by nodes, which are right to five digits here.
-        assert found[i] == pytest.approx(norm.logpdf(Y[i], u[g] + f[i], variance**0.5), abs=2e-5)
+        moments = [
+            q["u"].mean[0, i],
+            q["f"].mean[0, i],
+            q["u"].variance[0, i],
+            q["f"].variance[0, i],
+        ]
+        np.testing.assert_allclose(moments, [u[g], f[i], Su[g, g], Sf[i, i]], rtol=1e-7, atol=1e-8)
+        # The integral over the two of them is by nodes, which are right to four digits here.
+        assert found[i] == pytest.approx(norm.logpdf(Y[i], u[g] + f[i], variance**0.5), abs=1e-4)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """What users of NumPyro do without thinking works, or says what to do instead."""
 
+import re
 import threading
 
 import jax
@@ -362,3 +363,64 @@ def test_losses_in_single_precision():
     single = [x.astype(np.float32) for x in (X, Y)]
     found, expected = run(make(normal), *single), run(make(normal), X, Y)
     np.testing.assert_allclose(found.losses, expected.losses, rtol=2e-2)
+
+
+# ---- messages --------------------------------------------------------------------------------
+
+
+def mistaken(likelihood, kernel=None):
+    def model(X, y=None):
+        f = numpyro.sample("f", GP(kernels.RBF(0.3) if kernel is None else kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", likelihood(f), obs=y)
+
+    return model
+
+
+def noted(error):
+    return " ".join([str(error), *getattr(error, "__notes__", [])])
+
+
+@pytest.mark.parametrize(
+    ("model", "change", "kind", "pattern"),
+    [
+        (mistaken(lambda f: dist.Normal(0.0, f)), {}, ValueError, "invalid scale.*link function"),
+        (mistaken(lambda f: dist.Categorical(logits=f)), {"y": 0}, ValueError, "each class has a"),
+        (mistaken(lambda f: dist.Normal(f, 0.1)), {"y": np.inf}, ValueError, "inf is infinite"),
+        (
+            mistaken(lambda f: dist.Uniform(0.0, jnp.exp(f))),
+            {"y": 3.0},
+            ValueError,
+            "support of Uniform, which depends on its parameters, here at the prior mean",
+        ),
+        (
+            mistaken(lambda f: dist.Normal(f, 0.1)),
+            {"X": "a"},
+            ValueError,
+            "Inputs of a GP are numb",
+        ),
+    ],
+    ids=["scale", "classes", "infinite", "uniform", "strings"],
+)
+def test_mistakes_are_told_in_words(model, change, kind, pattern):
+    inputs = np.array(["a"] * 9) if "X" in change else np.linspace(0.0, 1.0, 9)
+    y = np.full(9, 0.5)
+    if "y" in change:
+        y[7:] = change["y"]
+    y = np.zeros(9, int) if change.get("y") == 0 else y
+    svi = TSVGP(model, AutoDualGaussian(model, inducing=np.array([0.1, 0.9])), None)
+    with pytest.raises(kind) as caught:
+        svi.init(KEY, inputs, y)
+    assert re.search(pattern, noted(caught.value))
+    assert "swapped" not in noted(caught.value)
+
+
+def test_arguments_in_another_order_are_told_in_words():
+    model = mistaken(lambda f: dist.Normal(f, 0.1))
+    svi = TSVGP(model, AutoDualGaussian(model), None)
+    with pytest.raises(TypeError, match=r"rng_key must be a random key.*got 0"):
+        svi.run(0, 3, np.zeros(3), np.zeros(3))
+    with pytest.raises(TypeError, match=r"an array of shape \(3,\): the kernel comes first"):
+        GP(jnp.zeros(3), kernels.RBF(0.3))
+    with pytest.raises(TypeError, match=r"The path comes first, save\(path, fit\); got dict"):
+        save({}, "fit.npz")

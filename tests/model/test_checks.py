@@ -445,7 +445,6 @@ def test_missing_data():
 @pytest.mark.parametrize(
     ("distribution", "y", "value", "name"),
     [
-        (lambda f: dist.Normal(f, 0.1), Y, np.inf, "Normal"),
         (lambda f: dist.Poisson(jnp.exp(f)), COUNTS, -2.0, "Poisson"),
         (lambda f: dist.Poisson(jnp.exp(f)), COUNTS, 1.5, "Poisson"),
         (lambda f: dist.Bernoulli(logits=f), np.sign(COUNTS), -1.0, "Bernoulli"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
-__all__ = ["check_forward_mode", "check_loss", "check_static_kwargs"]
+__all__ = ["check_forward_mode", "check_key", "check_loss", "check_static_kwargs"]
 
 
 def check_loss(loss: Any) -> None:
@@ -28,6 +28,15 @@ def check_loss(loss: Any) -> None:
         f"for which loss may be Trace_ELBO() but not {kind}. Leave it out; all other settings are "
         "keyword arguments, and another objective of the M-step is objective=."
     )
+
+
+def check_key(rng_key: Any) -> None:
+    """A random key must be one, and not a seed or an argument of the model."""
+    if isinstance(rng_key, int | float) or rng_key is None:
+        raise TypeError(
+            f"rng_key must be a random key, as of jax.random.key(0), got {rng_key!r}. The "
+            "arguments are svi.run(rng_key, num_steps, *arguments of the model)."
+        )
 
 
 def check_forward_mode(wanted: bool) -> None:

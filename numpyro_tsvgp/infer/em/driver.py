@@ -9,7 +9,12 @@ from typing import Any
 import jax
 from jax import Array
 
-from numpyro_tsvgp.infer.em.arguments import check_forward_mode, check_loss, check_static_kwargs
+from numpyro_tsvgp.infer.em.arguments import (
+    check_forward_mode,
+    check_key,
+    check_loss,
+    check_static_kwargs,
+)
 from numpyro_tsvgp.infer.em.checks import check_state, seen_rows
 from numpyro_tsvgp.infer.em.iteration import Iteration, Rate
 from numpyro_tsvgp.infer.em.passes import Passes
@@ -86,6 +91,7 @@ class Driver(Iteration):
         Returns:
           The state before the first update.
         """
+        check_key(rng_key)
         call = self._call(args, kwargs)
         if call.is_mapped:  # of files that may not fit in memory
             call = seen_rows(self, call)

@@ -75,6 +75,8 @@ def save(path: str | os.PathLike[str], fit: Any) -> None:
       >>> load(path, model=model).marginals(jnp.array([0.2, 0.8]))["f"].mean.shape
       (2,)
     """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"The path comes first, save(path, fit); got {type(path).__name__}.")
     if isinstance(fit, Fit):
         arrays: dict[str, Any] = {"params": fit.params}
         description = _describe(fit)
