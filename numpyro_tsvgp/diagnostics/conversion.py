@@ -197,7 +197,7 @@ def to_arviz(
     names = {} if dims == "plates" else here.names_of_numpyro()
     along_rows = here.along_rows(names)
     if isinstance(dims, Mapping):
-        names |= dims
+        names |= {name: list(given) for name, given in dims.items()}
     groups = {name: group for name, group in groups.items() if group}
     labels = Labels(names, dict(coords or {}), dict(pred_coords or {}))
     return compat.build(labels.on(groups, along_rows))

@@ -55,7 +55,7 @@ class Shape(NamedTuple):
         """Names that ``az.from_numpyro`` gives to the axes of every site."""
         out = {}
         for name, site in self.trace.items():
-            shape = np.shape(site.get("value"))
+            shape = np.shape(site["value"])
             event_dim = site["fn"].event_dim if site["type"] == "sample" else 0
             plates = {f.dim - event_dim: f.name for f in site.get("cond_indep_stack", [])}
             found = [plates.get(axis - len(shape)) for axis in range(len(shape))]
@@ -69,7 +69,7 @@ class Shape(NamedTuple):
         own = set(self.row_dims.values())
         out = set(own)
         for name, given in names.items():
-            here = self.dims(name, np.shape(self.trace[name].get("value")))
+            here = self.dims(name, np.shape(self.trace[name]["value"]))
             out |= {new for new, old in zip(given, here, strict=True) if old in own}
         return out
 
@@ -227,7 +227,7 @@ class Labels(NamedTuple):
             changed |= given != own
             for old, new in zip(own, given, strict=True):
                 if old in data.coords:
-                    labels.setdefault(new, data.coords[old].values)
+                    labels.setdefault(str(new), data.coords[old].values)
             variables[name] = ((*draws, *given), array.values)
         if not changed:
             return data
