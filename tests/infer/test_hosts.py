@@ -60,11 +60,22 @@ def one(tmp_path_factory):
     return found
 
 
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    return results(tmp_path_factory.mktemp("two"), 2, "everything")
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    return results(tmp_path_factory.mktemp("four"), 4, "fits")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("count", [2, 4])
-def test_processes_fit_as_one_does_and_agree_on_what_is_wrong(tmp_path, one, count):
-    everyone = results(tmp_path, count, "everything" if count == 2 else "fits")
+@pytest.mark.parametrize("several", ["two", "four"])
+def test_processes_fit_as_one_does_and_agree_on_what_is_wrong(one, several, request):
+    everyone = request.getfixturevalue(several)
+    count = len(everyone)
     first, last = everyone[0], everyone[-1]
     names = ("losses", "made", "loss", "pass", "before", "after", "batches")
     for found in everyone:
@@ -99,14 +110,9 @@ def test_processes_fit_as_one_does_and_agree_on_what_is_wrong(tmp_path, one, cou
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("count", [2, 4])
-def test_one_is_killed_and_all_go_on_from_the_checkpoint(tmp_path, one, count):
-    codes = ended(start(tmp_path, count, "killed"))
+def test_one_is_killed_and_all_go_on_from_the_checkpoint(tmp_path, four):
+    codes = ended(start(tmp_path, 4, "killed"))
     assert all(codes), "the others end with an error, too"
     assert not list(tmp_path.glob("*.json")) and (tmp_path / "run.npz").exists()
-    resumed = results(tmp_path, count, "resumed")
-    for found in resumed:
-        assert found == resumed[0]
-        np.testing.assert_allclose(found["batches"], one["batches"], rtol=1e-10)
-    again = results(tmp_path / "whole", count, "resumed")  # without a checkpoint to go on from
-    assert resumed[0] == again[0], "bit for bit"
+    for found in results(tmp_path, 4, "resumed"):
+        assert found["batches"] == four[0]["batches"], "bit for bit"

@@ -67,7 +67,7 @@ def test_every_product_of_an_update_is_of_full_precision():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["spread"])
+@pytest.mark.parametrize("name", ["labels", "spread"])
 def test_every_compiled_product_after_a_fit_is_of_full_precision(name, monkeypatch):
     """Looks at products as they are traced; what runs one by one on a CPU has full precision."""
     result, key, found = fitted(name), jax.random.key(0), []  # the fit is made before
@@ -98,8 +98,8 @@ def test_every_compiled_product_after_a_fit_is_of_full_precision(name, monkeypat
     }
     if name == "labels":  # the one with a hyperparameter
         tasks["collapse"] = lambda: jax.jit(
-            lambda: numpyro.infer.util.log_density(collapse(fit), (), {}, fit.hyper)[0]
-        )()
+            lambda hyper: numpyro.infer.util.log_density(collapse(fit), (), {}, hyper)[0]
+        )(fit.hyper)
     for task, function in tasks.items():
         found.clear()
         function()
