@@ -470,6 +470,16 @@ def hard_cases() -> str:
     return table([*header, "fixed 0.1", "fixed 0.5", "fixed 1"], rows)
 
 
+def ordinary_cases() -> str:
+    kinds = ("0.5", "1", "auto from 0.5")
+    rows = []
+    for case, of in rates("ordinary").items():
+        ends = [f"{float(of[kind]['loss']):.2f}" for kind in kinds]
+        rows.append([case, *ends, *(of[kind]["reached"] for kind in kinds)])
+    header = ["model", "fixed 0.5", "fixed 1", "auto", "updates, fixed 0.5", "fixed 1", "auto"]
+    return table(header, rows)
+
+
 def minibatch_rates() -> str:
     found = rates("minibatch")
     cases = ("banana, logit, E-steps", "banana, logit, EM", "digits 3, 5, 8, softmax, E-steps")
@@ -536,7 +546,7 @@ TABLES: dict[str, Callable[[], str]] = {
         *(mnist_end, mnist_footing, table1, figure5),
         *(inducing_points, kernels_by_loo, leave_one_out_error),
         *(options_scores, options_biases, ep_like_uci),
-        *(hard_cases, minibatch_rates, clipped_curvature, curvature_paths),
+        *(hard_cases, ordinary_cases, minibatch_rates, clipped_curvature, curvature_paths),
     )
 }
 
