@@ -105,6 +105,11 @@ class Markov:
     def input_columns(self) -> int:
         return 1
 
+    def information(self, process: Process) -> Array:
+        r"""How much the sites say against the prior: :math:`\sum_i \beta_i k(x_i, x_i)`."""
+        variance = process.kernel.diag(self.inputs)
+        return (jnp.maximum(self.quadratic, 0.0) * variance).sum()
+
     def centred(self, mean: Array) -> PointCarry:
         """The sites about the function without a mean."""
         return PointCarry(self.linear - self.quadratic * mean, self.quadratic)
@@ -208,6 +213,14 @@ class Markov:
 
     def joint_factor(self, process: Process) -> int:
         del process
+        known = not isinstance(self.quadratic, jax.core.Tracer)
+        if known and bool((np.asarray(self.quadratic) < 0).any()):
+            raise ValueError(
+                "Joint draws from Markov sites need sites whose curvature is zero or more, and "
+                "some are negative: the pseudo data that a draw is corrected by would have "
+                "negative variances. Marginals are right. Use a site rule that counts negative "
+                "curvature as zero, as the default does."
+            )
         return 0
 
     def noise_shape(self, process: Process) -> Noise:

@@ -100,6 +100,11 @@ class _PointSites(InducingValues):
         """Features of the training inputs X."""
         return features_at(process, self.inducing, X, prior)
 
+    def information(self, process: Process) -> Array:
+        r"""How much the sites say against the prior: :math:`\sum_i \beta_i k(x_i, x_i)`."""
+        variance = process.kernel.diag(self.inputs)
+        return (jnp.maximum(self.quadratic, 0.0) * variance).sum()
+
     def centred(self, mean: Array) -> PointCarry:
         """The sites about the function without a mean."""
         return PointCarry(self.linear - self.quadratic * mean, self.quadratic)

@@ -71,6 +71,12 @@ class Tied(InducingValues):
     def known_means(self) -> Array:
         return self.prior_mean
 
+    def information(self, process: Process) -> Array:
+        r"""How much the sites say against the prior: :math:`\sum_i \beta_i k(x_i, x_i)`,
+        as far as inducing inputs see it."""
+        del process
+        return jnp.trace(self.quadratic, axis1=-2, axis2=-1).sum()
+
     def transport(self, process: Process, prior: Prior) -> Array:
         """The matrix T that takes the sums to the coordinates of ``prior``."""
         del process

@@ -24,6 +24,7 @@ from numpyro_tsvgp.infer.collapse import evidence_of
 from numpyro_tsvgp.infer.fit import Fit
 from numpyro_tsvgp.infer.guides.hyper import Params
 from numpyro_tsvgp.infer.importance import standard_normals
+from numpyro_tsvgp.infer.standing import doubts
 from numpyro_tsvgp.infer.steps.density import scene_at
 from numpyro_tsvgp.model.likelihood import density, log_prior
 from numpyro_tsvgp.model.read import is_observed, on_some_rows, run_with
@@ -62,6 +63,7 @@ class Audit:
       spread: standard deviation of the log importance weights of variational hyperparameters, with
         the GPs integrated out; None where hyperparameters are points. It is zero for the exact
         posterior.
+      doubts: what is approximated and no longer right at the hyperparameters of the fit.
     """
 
     expected: dict[str, float]
@@ -71,11 +73,12 @@ class Audit:
     points: int
     floored: int
     spread: float | None
+    doubts: tuple[str, ...] = ()
 
     @property
     def concerns(self) -> list[str]:
         """What is wrong, one sentence each; empty if nothing is."""
-        out = []
+        out = list(self.doubts)
         for name, value in self.expected.items():
             drawn, error = self.drawn[name], self.standard_error[name]
             rounding = 1e-5 * (abs(value) + 1.0)
@@ -186,6 +189,7 @@ def audit(
         rows,
         int(floored),
         spread,
+        tuple(doubts(fit)),
     )
 
 

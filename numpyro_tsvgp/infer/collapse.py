@@ -21,6 +21,7 @@ from numpyro_tsvgp.infer.fit import Fit, check_fit
 from numpyro_tsvgp.infer.guides.hyper import Params
 from numpyro_tsvgp.infer.guides.prediction import joint_of, marginals_of
 from numpyro_tsvgp.infer.importance import log_weights, standard_normals
+from numpyro_tsvgp.infer.standing import warn_of_doubts
 from numpyro_tsvgp.infer.steps.density import Scene, objective_of, scene_at, sites_of_points
 from numpyro_tsvgp.infer.steps.objective import Objective
 from numpyro_tsvgp.model.arguments import Call
@@ -190,7 +191,17 @@ class Collapsed:
                 f"There are draws of {sorted(samples)}, but the hyperparameters that the model "
                 f"samples are {list(names)}. Run the sampler on NUTS(collapse(fit))."
             )
-        return {name: samples[name] for name in names}
+        found = {name: samples[name] for name in names}
+        axes = self._axes_of_draws(found)
+        flat = {k: jnp.reshape(v, (-1, *jnp.shape(v)[axes:])) for k, v in found.items()}
+        warn_of_doubts(self.fit, flat)
+        return found
+
+    def _axes_of_draws(self, samples: Mapping[str, Any]) -> int:
+        """How many axes draws have before those of a hyperparameter itself."""
+        hyper = self.fit.structure.hyper
+        name, (shape, _) = hyper.names[0], hyper.signature[0]
+        return jnp.ndim(samples[name]) - len(shape)
 
     def given(self, hyper: Params) -> Fit:
         """The fit with sites as the density has them at one value of the hyperparameters."""

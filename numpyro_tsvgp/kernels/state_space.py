@@ -231,7 +231,7 @@ def cosine_series(correlation: Callable[[Array], Array], order: int) -> tuple[Ar
     Returns:
       The weights, each of the shape that the function has without its last axis.
     """
-    size = 512
+    size = max(512, 4 * order)
     angle = 2 * math.pi * np.arange(size) / size
     values = correlation(jnp.asarray(angle))
     out = []

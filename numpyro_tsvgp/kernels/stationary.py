@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.scipy.special import ndtri
 from jax.typing import ArrayLike
@@ -338,7 +339,8 @@ class Periodic(Stationary):
         base: the class of a kernel of the distance alone: :class:`RBF`, :class:`Matern12`,
             :class:`Matern32` or :class:`Matern52`.
         order: number of harmonics in the state-space form, which has ``2 * order + 1`` numbers in
-            a state. Nothing else of the kernel depends on it.
+            a state. Nothing else of the kernel depends on it. Short lengthscales need many, see
+            :meth:`needed_order`.
 
     Example:
         >>> from numpyro_tsvgp import kernels
@@ -358,7 +360,7 @@ class Periodic(Stationary):
     variance: ArrayLike = 1.0
     active_dims: Dims = static(default=None)
     base: type[Stationary] | str = static(default="RBF")
-    order: int = static(default=7)
+    order: int = static(default=10)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -404,11 +406,38 @@ class Periodic(Stationary):
 
         return self._term(columns, 0, of)
 
-    def state_space(self) -> StateSpace:
+    def _series(self, order: int) -> tuple[Array, ...]:
+        """The first weights of the cosine series of the correlation."""
         shape, lengthscale = _BASES[str(self.base)]()._shape, self._of_one_input("lengthscale")
-        weights = cosine_series(
-            lambda angle: shape((2 - 2 * jnp.cos(angle)) / lengthscale[..., None] ** 2), self.order
+        return cosine_series(
+            lambda angle: shape((2 - 2 * jnp.cos(angle)) / lengthscale[..., None] ** 2), order
         )
+
+    def needed_order(self, error: float = 1e-6, most: int = 200) -> int | None:
+        """The smallest ``order`` whose state-space form is the kernel up to an error.
+
+        All weights of the series are positive, so that the error is largest where two inputs
+        coincide: it is the share of the variance that the form leaves out.
+
+        Args:
+          error: the largest error, relative to the variance.
+          most: the largest order to look at.
+
+        Returns:
+          The order, or None if it is larger than that.
+
+        Example:
+          >>> from numpyro_tsvgp import kernels
+          >>> [kernels.Periodic(lengthscale).needed_order() for lengthscale in (2.0, 1.0, 0.3)]
+          [4, 7, 17]
+        """
+        weights = np.stack(np.broadcast_arrays(*self._series(most)), 0)
+        missing = np.max(1.0 - np.cumsum(weights.reshape(most + 1, -1), 0), 1)
+        enough = np.flatnonzero(missing <= error)
+        return max(int(enough[0]), 1) if len(enough) else None
+
+    def state_space(self) -> StateSpace:
+        weights = self._series(self.order)
         variance = jnp.asarray(self.variance)
         frequency = 2.0 * math.pi / self._of_one_input("period")
         return RotationSpace(frequency, tuple(variance * w for w in weights), 0)

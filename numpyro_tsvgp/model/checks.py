@@ -25,7 +25,11 @@ from numpyro_tsvgp.model.data_checks import (
     check_values,
     where_not_finite,
 )
-from numpyro_tsvgp.model.density_checks import check_density, check_ranges
+from numpyro_tsvgp.model.density_checks import (
+    check_density,
+    check_differentiable,
+    check_ranges,
+)
 from numpyro_tsvgp.model.read import (
     GPSite,
     Message,
@@ -103,9 +107,13 @@ def _inspect(model: Model, call: Call) -> tuple[Structure, Reading]:
     _check_not_deep(model, reading, call)
     # What the first batch does not show, another one may.
     everywhere, all_rows = of_all_rows(model, reading, call)
-    axes, dim, proven = couplings(everywhere, all_rows, call, sorted(below))
-    check_ranges(everywhere, all_rows, call, below)
-    check_density(everywhere, all_rows, call, below)
+    try:
+        axes, dim, proven = couplings(everywhere, all_rows, call, sorted(below))
+        check_ranges(everywhere, all_rows, call, below)
+        check_density(everywhere, all_rows, call, below)
+    except Exception as error:
+        check_differentiable(everywhere, all_rows, call, below, error)
+        raise
     check_scales(model, reading, call)
     structure = Structure(
         gps=tuple(reading.gps),

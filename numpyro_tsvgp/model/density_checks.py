@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from numpyro_tsvgp.model.likelihood import log_likelihood
 from numpyro_tsvgp.model.read import Message, Model, Reading, is_observed, run_with
 from numpyro_tsvgp.model.wrapped import unmasked, unwrapped
 
-__all__ = ["check_density", "check_ranges"]
+__all__ = ["check_density", "check_differentiable", "check_ranges", "leaves_range"]
 
 # Constraints that are known once other parameters are, and that wrap around.
 _UNRANGED = (type(dist.constraints.dependent), type(dist.constraints.circular))
@@ -103,6 +103,42 @@ def check_density(model: Model, reading: Reading, call: Call, below: set[str]) -
         )
 
 
+def check_differentiable(
+    model: Model, reading: Reading, call: Call, below: set[str], error: Exception
+) -> None:
+    """Says in words that JAX has no gradient of a density, if that is what an error was about.
+
+    Args:
+      model: the NumPyro model.
+      reading: a reading of it.
+      call: its arguments.
+      below: latent variables whose density depends on GPs.
+      error: what went wrong.
+
+    Raises:
+      ValueError: if the density of a site cannot be differentiated.
+    """
+    values = {name: reading.trace[name]["value"] for name in reading.gps}
+    for name, site in reading.trace.items():
+        if not (is_observed(site) or name in below):
+            continue
+
+        def total(values: dict[str, Any], name: str = name) -> Array:
+            trace = run_with(model, call, {**reading.pinned, **values})
+            return jnp.sum(trace[name]["fn"].log_prob(trace[name]["value"]))
+
+        try:
+            jax.eval_shape(jax.grad(total), values)
+        except Exception as why:
+            told = str(why).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
+            raise ValueError(
+                f"JAX has no gradient of the log density of site '{name}' in the GPs, which every "
+                f"step needs: {told}. Where it has a lax.while_loop, or a loop whose length is "
+                "computed, write a lax.fori_loop or lax.scan of a fixed number of steps, with "
+                "jnp.where for those that are done; a callback needs a jax.custom_jvp."
+            ) from error
+
+
 def check_ranges(model: Model, reading: Reading, call: Call, below: set[str]) -> None:
     """Parameters of the likelihood must be valid at draws of the GPs, where they depend on them.
 
@@ -117,10 +153,7 @@ def check_ranges(model: Model, reading: Reading, call: Call, below: set[str]) ->
     Raises:
       ValueError: if one is not.
     """
-    rng = np.random.RandomState(0)
-    noise = {
-        name: rng.standard_normal((site.functions, site.rows)) for name, site in reading.gps.items()
-    }
+    noise = _scores(reading)
     far = {name: _FAR * np.where(z > 0, 1.0, -1.0) for name, z in noise.items()}
     likely, distant = (_at_scores(model, reading, call, scores) for scores in (noise, far))
     _check_support(likely)
@@ -138,6 +171,29 @@ def check_ranges(model: Model, reading: Reading, call: Call, below: set[str]) ->
             f"mean. Data may take it there, and a step would then not be finite: {_LINKS}.",
             stacklevel=stack_level(),
         )
+
+
+def leaves_range(model: Model, reading: Reading, call: Call, below: Iterable[str]) -> str | None:
+    """A parameter of the likelihood that is not valid at draws of the GPs, or None.
+
+    Args:
+      model: the NumPyro model.
+      reading: a reading of it.
+      call: its arguments.
+      below: latent variables whose density depends on GPs.
+
+    Returns:
+      The beginning of a sentence about it.
+    """
+    trace = _at_scores(model, reading, call, _scores(reading))
+    return _outside_of_range(trace, set(below), rounding=True)
+
+
+def _scores(reading: Reading) -> dict[str, np.ndarray]:
+    rng = np.random.RandomState(0)
+    return {
+        name: rng.standard_normal((site.functions, site.rows)) for name, site in reading.gps.items()
+    }
 
 
 def _at_scores(

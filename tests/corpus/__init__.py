@@ -12,7 +12,15 @@ by 0.05 standard deviations in its mean and by 6% in its standard deviation, unl
 why it is allowed more. Chains of NUTS of a few hundred draws are off by 0.1 by themselves.
 """
 
-from corpus import hyperparameters, latents, likelihoods, practice, reads, regression  # noqa: F401
+from corpus import (  # noqa: F401
+    drifting,
+    hyperparameters,
+    latents,
+    likelihoods,
+    practice,
+    reads,
+    regression,
+)
 from corpus.entries import CORPUS, STORED, Entry, expected, reference, stored_answers
 
 __all__ = ["CORPUS", "STORED", "Entry", "expected", "reference", "stored_answers"]

@@ -1,6 +1,7 @@
 """Markov sites against dense t-VGP, exact Gaussian answers and tinygp."""
 
 import dataclasses
+import re
 from functools import partial
 
 import jax
@@ -12,9 +13,23 @@ import optax
 import pytest
 import tinygp
 
-from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, influence, kernels, load, loo, online, save
+from numpyro_tsvgp import (
+    GP,
+    TSVGP,
+    AutoDualGaussian,
+    collapse,
+    influence,
+    kernels,
+    load,
+    loo,
+    online,
+    save,
+)
+from numpyro_tsvgp.gaussian.approximation import Noise
 from numpyro_tsvgp.gaussian.quadrature import GaussHermite
 from numpyro_tsvgp.gaussian.whitened import PointSites
+from numpyro_tsvgp.infer.standing import doubts
+from numpyro_tsvgp.infer.steps.rules import Blending
 from numpyro_tsvgp.model.arguments import Call
 
 positive = dist.constraints.positive
@@ -127,6 +142,36 @@ def test_it_is_dense_tvgp(model, n):
         np.testing.assert_allclose(mine[field], theirs[field], atol=1e-8)
 
 
+@pytest.mark.slow
+def test_a_fit_of_many_points_in_single_precision():
+    """Losses, hyperparameters and marginals of a hundred thousand counts, beside float64."""
+    rng = np.random.default_rng(5)
+    n = 100_000
+    # Counted from the middle: the last digits of the times are those of gaps of 0.01.
+    t = np.sort(rng.uniform(-500.0, 500.0, n)).astype(np.float32)
+    y = rng.poisson(np.exp(np.sin(2.0 * t)))
+    found = {}
+    for dtype in (np.float32, np.float64):
+        with jax.enable_x64(dtype == np.float64):
+
+            def model(t, y=None):
+                lengthscale = numpyro.param("lengthscale", 0.8, constraint=positive)
+                f = numpyro.sample("f", GP(kernels.Matern52(lengthscale), t))
+                with numpyro.plate("data", t.shape[0]):
+                    numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+            svi = TSVGP(model, AutoDualGaussian(model, markov=True), optax.adam(0.05))
+            fit = svi.run(jax.random.key(0), 6, t.astype(dtype), y, progress_bar=False)
+            q = fit.fit.marginals(np.linspace(-499.0, 520.0, 500).astype(dtype))["f"]
+            assert q.mean.dtype == dtype
+            found[dtype] = jax.tree.map(np.asarray, (fit.losses, fit.params["lengthscale"], q))
+    (losses, scale, q), (exact_losses, exact_scale, exact) = found.values()
+    np.testing.assert_allclose(losses, exact_losses, rtol=2e-5)
+    np.testing.assert_allclose(scale, exact_scale, rtol=1e-3)
+    assert (np.abs(q.mean - exact.mean) / np.sqrt(exact.variance)).max() < 0.05
+    np.testing.assert_allclose(q.variance, exact.variance, rtol=0.02)
+
+
 @pytest.fixture(scope="module")
 def small():
     t, y = data_of(counts, 40)
@@ -140,24 +185,35 @@ def latent(fit, t):
 
 @pytest.mark.slow
 def test_joint_draws(small):
-    """Their covariance is the posterior's, which the dense fit has."""
+    """Draws are linear in their noise, J e + m: J J^T is the covariance that the dense fit has."""
     t, y, result = small
-    new = jnp.array([-1.0, 1.1, 1.3, 9.0])
-    draws = result.fit.sample(jax.random.key(1), new, sample_shape=(20_000,))["f"]
+    new = jnp.array([-1.0, 1.1, 1.3, 1.3, 9.0, 1e4])
     dense = TSVGP(counts, AutoDualGaussian(counts), None, site_lr=1.0)
     q = dense.run(jax.random.key(0), 10, t, y, progress_bar=False).fit
     exact = latent(q, new)
     exact = exact.approximation.joint(exact.process)
     w = exact.w[0] @ exact.inverse[0].T
     covariance = w @ w.T + exact.residual_chol[0] @ exact.residual_chol[0].T
-    # 20,000 draws: standard errors of 1 / sqrt(20,000), five of them.
-    np.testing.assert_allclose(np.cov(draws.T), covariance, atol=0.05 * covariance.max())
-    np.testing.assert_allclose(draws.mean(0), exact.mean[0], atol=0.05)
     ours = latent(result.fit, new)
-    ours = ours.approximation.joint(ours.process)
+    shape = ours.approximation.noise_shape(ours.process)
+    joint = ours.approximation.joint(ours.process)
+    none = Noise(*(jnp.zeros(part) for part in shape))
+    moved = jax.jit(jax.jacfwd(joint.draw))(none)
+    J = jnp.concatenate([part.reshape(len(new), -1) for part in moved], 1)
+    np.testing.assert_allclose(J @ J.T, covariance, atol=1e-8)
+    np.testing.assert_allclose(joint.draw(none)[0], exact.mean[0], atol=1e-8)
+    some = Noise(*(jnp.asarray(RNG.normal(size=part)) for part in shape))
+    flat = jnp.concatenate([part.reshape(-1) for part in some])
+    np.testing.assert_allclose(joint.draw(some), joint.draw(none) + J @ flat, atol=1e-10)
+    apart = jnp.array([-1.0, 1.1, 1.3, 9.0])
+    q = latent(result.fit, apart)
     values = jnp.array([[[0.3, 0.5, 0.4, 1.0]]])
-    exact_density = dist.MultivariateNormal(exact.mean[0], covariance).log_prob(values[0, 0])
-    np.testing.assert_allclose(ours.log_prob(values)[0, 0], exact_density, atol=1e-4)  # jitter
+    keep = np.array([0, 1, 2, 4])
+    exact_density = dist.MultivariateNormal(
+        exact.mean[0, keep], covariance[np.ix_(keep, keep)]
+    ).log_prob(values[0, 0])
+    found = q.approximation.joint(q.process).log_prob(values)[0, 0]
+    np.testing.assert_allclose(found, exact_density, atol=1e-4)  # jitter
 
 
 @pytest.mark.slow
@@ -274,7 +330,8 @@ def with_kernel(kernel):
     [
         (kernels.RBF(), (5,), "GP site 'f' cannot have Markov sites: the kernel RBF has no"),
         (kernels.Matern12(), (5, 2), "functions of one input, the time"),
-        (kernels.Periodic(0.1), (5,), "needs a larger order"),
+        (kernels.Periodic(0.1), (5,), "lengthscale of 0.1 needs order=39, it has order=10"),
+        (kernels.Periodic(base=kernels.Matern12), (5,), "over Matern12 .* too many harmonics"),
     ],
 )
 def test_refused_in_words(kernel, shape, words):
@@ -283,6 +340,101 @@ def test_refused_in_words(kernel, shape, words):
     svi = TSVGP(model, AutoDualGaussian(model, markov=True), None)
     with pytest.raises(ValueError, match=words):
         svi.init(jax.random.key(0), t, jnp.zeros(5))
+
+
+def seasons(t, y=None):
+    lengthscale = numpyro.param("lengthscale", 1.0, constraint=positive)
+    f = numpyro.sample("f", GP(kernels.Periodic(lengthscale, 1.0), t))
+    with numpyro.plate("data", t.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+
+@pytest.fixture(scope="module")
+def strayed():
+    """A fit, and the same with a lengthscale that its truncated series is not right for."""
+    t = jnp.linspace(0.0, 3.0, 20)
+    svi = TSVGP(seasons, AutoDualGaussian(seasons, markov=True), None, site_lr=1.0)
+    result = svi.run(jax.random.key(0), 1, t, jnp.sin(6.3 * t), progress_bar=False)
+    away = {**result.params, "lengthscale": jnp.asarray(0.2)}
+    return svi, result, dataclasses.replace(result.fit, params=away)
+
+
+WORDS = "kernel of GP site 'f' differs from the kernel by .* needs order=.* it has order=10"
+
+
+def test_a_form_is_looked_at_where_a_fit_stands(strayed):
+    _, result, away = strayed
+    assert doubts(result.fit) == []
+    (words,) = doubts(away)
+    assert re.search(WORDS, words)
+    with pytest.warns(UserWarning, match=WORDS):
+        online(away)
+    # A few precise data make an error of a millionth matter; that of 1e-3 is always too large.
+    precise = {**result.params, "lengthscale": jnp.asarray(0.45)}
+    precise["f_auto_quadratic"] = 1e5 * precise["f_auto_quadratic"]
+    (words,) = doubts(dataclasses.replace(result.fit, params=precise))
+    assert re.search("worth about .* nats", words)
+
+
+@pytest.mark.slow
+def test_every_way_to_hand_on_a_fit_says_so(strayed):
+    svi, result, away = strayed
+    (concern,) = [words for words in away.audit(jax.random.key(0)).concerns if "form" in words]
+    assert re.search(WORDS, concern)
+    with pytest.warns(UserWarning, match=WORDS):
+        away.condition(jnp.array([3.1]), jnp.array([0.2]))
+    free = svi.init(jax.random.key(0), *result.fit.data.args).optim_state
+    state = dataclasses.replace(
+        result.state, optim_state={**free, "lengthscale": jnp.log(jnp.asarray(0.2))}
+    )
+    with pytest.warns(UserWarning, match=WORDS):
+        svi.fit(state, *result.fit.data.args)
+
+
+@pytest.mark.slow
+def test_draws_of_a_sampler_are_looked_at():
+    def model(t, y=None):
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+        f = numpyro.sample("f", GP(kernels.Periodic(lengthscale, 1.0), t))
+        with numpyro.plate("data", t.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    t = jnp.linspace(0.0, 3.0, 20)
+    svi = TSVGP(model, AutoDualGaussian(model, markov=True), None, site_lr=1.0)
+    fit = svi.run(jax.random.key(0), 1, t, jnp.sin(6.3 * t), progress_bar=False).fit
+    with pytest.warns(UserWarning, match=WORDS):
+        collapse(fit).marginals({"lengthscale": jnp.array([1.0, 0.2])})
+
+
+@dataclasses.dataclass(frozen=True)
+class Unclipped(Blending):
+    """Natural-gradient steps that keep negative curvature."""
+
+    def asks(self, query):
+        return query.gradients
+
+
+@pytest.mark.slow
+def test_negative_curvature_has_no_draws():
+    """An outlier of a Student-t likelihood asks for it."""
+
+    def model(t, y=None):
+        f = numpyro.sample("f", GP(kernels.Matern32(1.0), t))
+        with numpyro.plate("data", t.shape[0]):
+            numpyro.sample("y", dist.StudentT(3.0, f, 0.3), obs=y)
+
+    t = jnp.linspace(0.0, 6.0, 30)
+    y = jnp.sin(t).at[10].add(4.0)
+    svi = TSVGP(model, AutoDualGaussian(model, markov=True), None, rule=Unclipped())
+    with pytest.warns(UserWarning, match="sites of GP site 'f' hold negative curvature"):
+        fit = svi.run(jax.random.key(0), 30, t, y, progress_bar=False).fit
+    # The posterior is there, and is that of the sites: precision K^-1 + diag(beta).
+    sites = fit.guide.unpack("f", fit.params)
+    K = np.asarray(kernels.Matern32(1.0)(t, t))
+    S = np.linalg.inv(np.linalg.inv(K) + np.diag(sites.quadratic[0]))
+    np.testing.assert_allclose(fit.marginals(t)["f"].variance, np.diag(S), atol=1e-8)
+    with pytest.raises(ValueError, match="curvature is zero or more"):
+        fit.sample(jax.random.key(0), t)
 
 
 def test_inducing_inputs_and_markov_sites_exclude_each_other():

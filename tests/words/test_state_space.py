@@ -85,6 +85,23 @@ def test_order_of_the_periodic_series():
     assert errors[2] < 1e-12
 
 
+@pytest.mark.parametrize("base", ["RBF", "Matern52"])
+def test_needed_order(base):
+    """The error of a form is the share of the variance that it leaves out, where times coincide."""
+    t = jnp.linspace(0.0, 1.0, 40)
+    for error in (1e-2, 1e-3):
+        order = kernels.Periodic(0.6, base=base).needed_order(error)
+        for enough, by in ((True, 0), (False, -1)):
+            kernel = kernels.Periodic(0.6, base=base, order=order + by)
+            space = kernel.state_space().flattened(jnp.atleast_1d)
+            A, _ = space.step(jnp.zeros_like(t), t)
+            C, h = space.covariance(t[:1]), space.emission()[:, 0]
+            found = jnp.einsum("i,ijb,jk,k->b", h, A[:, :, 0], C[:, :, 0, 0], h)
+            off = float(jnp.abs(found - kernel(t[:1], t)[0]).max())
+            assert (off <= error) == enough
+    assert kernels.Periodic(base="Matern12").needed_order(1e-4) is None
+
+
 @pytest.mark.parametrize(
     ("kernel", "words"),
     [

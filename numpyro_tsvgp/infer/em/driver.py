@@ -26,6 +26,7 @@ from numpyro_tsvgp.infer.feed.batches import Batches, Same
 from numpyro_tsvgp.infer.feed.sharding import check_is_shared, placed
 from numpyro_tsvgp.infer.fit import Fit
 from numpyro_tsvgp.infer.guides.guide import GPGuide
+from numpyro_tsvgp.infer.standing import warn_of_doubts
 from numpyro_tsvgp.infer.state import TSVGPRunResult, TSVGPState
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.processes import copy_here
@@ -108,9 +109,15 @@ class Driver(Iteration):
         Returns:
           The fit.
         """
+        made = self.fit_of(svi_state, self._call(args, kwargs).on_device())
+        warn_of_doubts(made)
+        return made
+
+    def fit_of(self, svi_state: TSVGPState, call: Call) -> Fit:
+        """The fit of a state and arguments of the model, which nothing is said about."""
         return Fit(
             params=copy_here(self.get_params(svi_state)),
-            call=self._call(args, kwargs).on_device(),
+            call=call,
             model=self.model,
             guide=self.guide,
             structure=svi_state.structure,

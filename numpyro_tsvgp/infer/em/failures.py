@@ -27,7 +27,7 @@ def diagnose(driver: Driver, state: TSVGPState, call: Call) -> str:
     """Why the update of a finite state is not finite, and what to try."""
 
     def fit_of(state: TSVGPState) -> Fit:
-        return driver.fit(state, *call.args, **call.kwargs)
+        return driver.fit_of(state, call)
 
     try:
         check_values(driver.reading(state, call))

@@ -24,6 +24,7 @@ from numpyro_tsvgp.infer.em.loop import run_steps
 from numpyro_tsvgp.infer.em.warmup import overshoots, settle
 from numpyro_tsvgp.infer.feed.batches import Feed
 from numpyro_tsvgp.infer.files.fingerprint import fingerprint
+from numpyro_tsvgp.infer.standing import warn_of_doubts
 from numpyro_tsvgp.infer.state import TSVGPRunResult, TSVGPState
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.glance import numbers_of
@@ -120,6 +121,7 @@ def _run(
             checkpoint=options.checkpoint,
             checkpoint_every=options.checkpoint_every,
         )
+    warn_of_doubts(result.fit)
     audit = options.audit
     if audit is None and result.fit.call is None:
         audit = False  # the data are not here any more
@@ -128,7 +130,8 @@ def _run(
     if audit:
         fit = result.fit.with_data(*feed.current.args, **feed.current.kwargs).of_this_process()
         try:
-            concerns = fit.audit(jax.random.fold_in(rng_key, 0), hyperparameters=False).concerns
+            found = fit.audit(jax.random.fold_in(rng_key, 0), hyperparameters=False)
+            concerns = [words for words in found.concerns if words not in found.doubts]  # said
         except KeyboardInterrupt:  # the fit is done, and need not be lost
             interrupts.taken()
             concerns = ["It was interrupted, so that nothing is known. Try fit.audit(key)."]
@@ -173,7 +176,7 @@ def _fingerprint(driver: Driver, state: TSVGPState, feed: Feed) -> dict[str, str
 
 def _result(driver: Driver, feed: Feed, state: TSVGPState, losses: Any) -> TSVGPRunResult:
     call = feed.first
-    fit = driver.fit(state, *call.args, **call.kwargs)
+    fit = driver.fit_of(state, call)
     result = TSVGPRunResult(fit.params, state, losses)
     result.fit = fit if feed.has_all_data else dataclasses.replace(fit, call=None)
     return result

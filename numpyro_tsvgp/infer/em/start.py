@@ -15,6 +15,7 @@ from numpyro.infer.util import transform_fn
 
 from numpyro_tsvgp.infer.em.checks import check_priors, check_rate, check_start, seen_rows
 from numpyro_tsvgp.infer.feed.sharding import agreed_error, check_same_everywhere
+from numpyro_tsvgp.infer.standing import doubts
 from numpyro_tsvgp.infer.state import Transforms, TSVGPState
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.checks import inspect
@@ -124,5 +125,8 @@ def initial_state(
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
         return state  # whose values are not known: `run` and `svi.fit` look at them
     check_rate(driver.site_lr, state, 1)
-    check_priors(driver.fit(state, *call.args, **call.kwargs))
+    fit = driver.fit_of(state, call)
+    check_priors(fit)
+    for words in doubts(fit, at_point=True):
+        raise ValueError(words)
     return state

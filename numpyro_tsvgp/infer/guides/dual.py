@@ -15,9 +15,11 @@ from numpyro_tsvgp.gaussian.points import (
     initial_full_points,
     initial_points,
 )
+from numpyro_tsvgp.gaussian.process import Process
 from numpyro_tsvgp.gaussian.tied import MovingTied, Tied, initial_tied
 from numpyro_tsvgp.infer.guides.guide import GPGuide
-from numpyro_tsvgp.infer.guides.series import check_series
+from numpyro_tsvgp.infer.guides.guide_checks import doubt_jitter
+from numpyro_tsvgp.infer.guides.series import check_series, doubt_curvature, doubt_form
 from numpyro_tsvgp.model.read import GPSite, Reading
 
 __all__ = ["AutoDualGaussian"]
@@ -134,6 +136,15 @@ class AutoDualGaussian(GPGuide):
         if self.sites == "untied":
             return initial_points(process, Z)
         return initial_tied(process, Z, site.mean_at(Z), moving=self.learn_inducing)
+
+    @property
+    def approximates_prior(self) -> bool:
+        return self.markov
+
+    def doubt(self, name: str, process: Process, approximation: Any) -> str | None:
+        if not self.markov:
+            return doubt_jitter(name, process, approximation)
+        return doubt_curvature(name, approximation) or doubt_form(name, process, approximation)
 
     def refuses(self, name: str, site: GPSite, reading: Reading) -> str | None:
         if self.markov:

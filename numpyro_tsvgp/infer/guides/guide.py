@@ -106,6 +106,25 @@ class GPGuide(AutoGuide):
         del name, site, reading
         return None
 
+    @property
+    def approximates_prior(self) -> bool:
+        """Whether the prior itself is approximated, well for some hyperparameters alone."""
+        return False
+
+    def doubt(self, name: str, process: Process, approximation: Any) -> str | None:
+        """What an approximation is not good for at the hyperparameters of a prior, or None.
+
+        Args:
+          name: the name of the GP site.
+          process: its prior.
+          approximation: what the guide keeps of it.
+
+        Returns:
+          A sentence with what to do.
+        """
+        del name, process, approximation
+        return None
+
     # ---- parameters by name ------------------------------------------------------------------
 
     def _name(self, site: str, field: str) -> str:

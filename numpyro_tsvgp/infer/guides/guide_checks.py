@@ -7,14 +7,22 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from numpyro_tsvgp.gaussian.caller import stack_level
+from numpyro_tsvgp.gaussian.linalg import default_jitter
+from numpyro_tsvgp.gaussian.process import Process
 from numpyro_tsvgp.model.data_checks import first_where, shown_index
 from numpyro_tsvgp.model.read import GPSite, Reading
 
-__all__ = ["check_inducing", "check_parameters", "check_places"]
+__all__ = ["check_inducing", "check_parameters", "check_places", "doubt_jitter"]
+
+# What jitter may be worth, in nats, in all and for each data point.
+_NATS, _NATS_A_POINT = 1.0, 0.01
+# Inputs that a variance is looked at.
+_SOME = 64
 
 
 def check_parameters(
@@ -108,6 +116,36 @@ def _warn_if_far(name: str, Z: np.ndarray, X: np.ndarray) -> None:
             "the inputs, on the same scale, as inducing.kmeans(key, X, m) does.",
             stacklevel=stack_level(),
         )
+
+
+def doubt_jitter(name: str, process: Process, approximation: Any) -> str | None:
+    r"""Whether data are so precise that the jitter of a prior is noise that matters.
+
+    Jitter adds a function of variance :math:`\epsilon \, k(x, x)` to a GP that has no smoothness.
+    Sites of precision :math:`\beta_i` notice it by :math:`\tfrac12 \epsilon \sum_i \beta_i k(x_i,
+    x_i)` nats, and so does the density of the data at joint draws.
+
+    Args:
+      name: the name of the GP site.
+      process: its prior.
+      approximation: what the guide keeps of it.
+
+    Returns:
+      A sentence with what to do, or None.
+    """
+    jitter = process.jitter
+    jitter = float(default_jitter(process.loc.dtype) if jitter is None else jnp.max(jitter))
+    worth = 0.5 * jitter * float(approximation.information(process))
+    if not worth > max(_NATS, _NATS_A_POINT * process.rows):
+        return None
+    variance = float(jnp.max(process.kernel.diag(process.X[:_SOME])))
+    return (
+        f"The jitter of GP site '{name}', {jitter:.1g} of its variance of {variance:.2g}, is noise "
+        f"that data as precise as these notice: it is worth about {worth:.2g} nats. Losses are off "
+        "by up to that, and joint draws spread more than marginals say. Give the GP less jitter, "
+        f"GP(kernel, X, jitter={max(jitter / (10 * worth), 1e-13):.0e}), in float64, or keep its "
+        "variance and the noise of the data within a few orders of magnitude of each other."
+    )
 
 
 def _names(reading: Reading) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,18 +13,23 @@ from jax import Array
 from numpyro_tsvgp.gaussian.process import Process
 from numpyro_tsvgp.gaussian.series import series_of, times_of
 from numpyro_tsvgp.gaussian.small import multiply
+from numpyro_tsvgp.kernels import Periodic
 from numpyro_tsvgp.model.read import GPSite
 
-__all__ = ["check_series"]
+__all__ = ["check_series", "doubt_curvature", "doubt_form"]
 
 # Times at which the form is compared with the kernel itself, and how far apart they may be,
 # relative to the variance.
 _TIMES = 24
 _ERROR = 1e-3
+# What a form that is not the kernel may be worth, in nats, in all and for each data point.
+_NATS, _NATS_A_POINT = 1.0, 1e-3
+# Data say what a share of the variance is worth. A state of more harmonics than these is too large.
+_FINEST, _LARGEST = 1e-12, 60
 
 
 def check_series(name: str, site: GPSite) -> None:
-    """Whether a GP site is a function of one input with a state-space form that is right.
+    """Whether a GP site is a function of one input with a state-space form.
 
     Args:
       name: the name of the GP site.
@@ -45,18 +53,99 @@ def check_series(name: str, site: GPSite) -> None:
             f"GP site '{name}' cannot have Markov sites: {error}. Use another kernel, or give the "
             "guide inducing inputs instead of markov=True."
         ) from error
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(process)):
-        return
-    n = X.shape[0]
-    some = X[np.unique(np.linspace(0, n - 1, min(n, _TIMES)).astype(int))]
+
+
+def doubt_form(name: str, process: Process, approximation: Any) -> str | None:
+    r"""Whether a state-space form is still that of the kernel, at other hyperparameters.
+
+    Where a form leaves out the share :math:`\epsilon` of a variance, the log evidence is off by
+    about :math:`\tfrac12 \epsilon \sum_i \beta_i k(t_i, t_i)`: precise data need a form that is
+    more precise than others.
+
+    Args:
+      name: the name of the GP site.
+      process: its prior.
+      approximation: its Markov sites.
+
+    Returns:
+      A sentence with what to do, or None.
+    """
+    times = approximation.inputs
+    some = _some_of(times)
     difference = float(_difference(process, some))
-    if not difference <= _ERROR:
-        raise ValueError(
+    worth = 0.5 * float(approximation.information(process))
+    allowed = max(_NATS, _NATS_A_POINT * len(times))
+    if difference <= _ERROR and not difference * worth > allowed:
+        return None
+    error = min(0.1 * _ERROR, max(0.1 * allowed / max(worth, 1e-300), _FINEST))
+    if not worth:  # nothing is fitted yet
+        return (
             f"The state-space form of the kernel of GP site '{name}' differs from the kernel by "
-            f"{difference:.1g} of its variance at the initial hyperparameters. A Periodic kernel "
-            "with a short lengthscale needs a larger order, as in Periodic(lengthscale, period, "
-            "order=20); a kernel of your own must be the covariance of the process that it names."
+            f"{difference:.1g} of its variance at the initial hyperparameters. "
+            f"{_remedy(process, error)}"
         )
+    return (
+        f"The state-space form of the kernel of GP site '{name}' differs from the kernel by "
+        f"{difference:.1g} of its variance at the hyperparameters of the fit, which is worth about "
+        f"{difference * worth:.2g} nats. Losses and predictions are those of the form, and "
+        f"hyperparameters may have gone where it is best. {_remedy(process, error)}"
+    )
+
+
+def doubt_curvature(name: str, approximation: Any) -> str | None:
+    """Whether a rule has left negative curvature in Markov sites, which have no draws then.
+
+    Args:
+      name: the name of the GP site.
+      approximation: its Markov sites.
+
+    Returns:
+      A sentence with what to do, or None.
+    """
+    negative = int((np.asarray(approximation.quadratic) < 0).sum())
+    if not negative:
+        return None
+    return (
+        f"{negative} of the {approximation.quadratic.size} sites of GP site '{name}' hold negative "
+        "curvature. Marginals and the bound are those of such sites, but joint draws from Markov "
+        "sites need curvature of zero or more. Use a site rule that counts negative curvature as "
+        "zero, as the default does."
+    )
+
+
+def _some_of(X: Array) -> Array:
+    n = X.shape[0]
+    return X[np.unique(np.linspace(0, n - 1, min(n, _TIMES)).astype(int))]
+
+
+def _remedy(process: Process, error: float) -> str:
+    """What to do about a form that is not the kernel."""
+    wanting = [
+        (part, part.needed_order(error))
+        for part in jax.tree.leaves(process.kernel_of_batch, is_leaf=_is_periodic)
+        if _is_periodic(part)
+    ]
+    wanting = [(part, order) for part, order in wanting if order is None or order > part.order]
+    if not wanting:
+        return "A kernel must be the covariance of the process that its state_space names."
+    part, order = max(wanting, key=lambda pair: pair[1] or math.inf)
+    scale = float(np.min(np.asarray(part.lengthscale)))
+    if order is None or order > _LARGEST:
+        return (
+            f"A Periodic kernel over {part.base} with a lengthscale of {scale:.2g} has too many "
+            "harmonics for a chain of states. Give its lengthscale a prior that keeps it longer, "
+            "or give the guide inducing inputs instead of markov=True."
+        )
+    return (
+        f"A Periodic kernel with a lengthscale of {scale:.2g} needs order={order}, it has "
+        f"order={part.order}, and where the lengthscale becomes shorter it needs more: pass "
+        f"Periodic(lengthscale, period, order={2 * order}), or give the lengthscale a prior that "
+        "keeps it longer."
+    )
+
+
+def _is_periodic(part: Any) -> bool:
+    return isinstance(part, Periodic)
 
 
 @jax.jit

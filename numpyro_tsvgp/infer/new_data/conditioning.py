@@ -21,6 +21,7 @@ from numpyro_tsvgp.gaussian.whitened import PointSites
 from numpyro_tsvgp.infer.fit import Fit, check_fit
 from numpyro_tsvgp.infer.guides.hyper import Params
 from numpyro_tsvgp.infer.new_data.new_sites import asked_for, carries_of, masked, no_sites, settle
+from numpyro_tsvgp.infer.standing import warn_of_doubts
 from numpyro_tsvgp.infer.steps.density import Scene
 from numpyro_tsvgp.infer.steps.rules import NaturalGradient
 from numpyro_tsvgp.model.arguments import Call
@@ -191,7 +192,10 @@ def condition(fit: Fit, call: Call) -> Fit:
         found = run(new)
     warn_unsettled(float(found.error))
     params = {**fit.params, **fit.guide.pack(found.kept)}
-    return dataclasses.replace(fit, params=params, call=_joined(fit, new))
+    longer = dataclasses.replace(fit, params=params, call=_joined(fit, new))
+    if fit.guide.approximates_prior:
+        warn_of_doubts(longer)
+    return longer
 
 
 def warn_unsettled(error: float) -> None:

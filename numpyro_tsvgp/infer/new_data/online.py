@@ -17,6 +17,7 @@ from numpyro_tsvgp.gaussian.markov_ready import MarkovEnd, end_of
 from numpyro_tsvgp.gaussian.quadrature import Marginals
 from numpyro_tsvgp.gaussian.series import times_of
 from numpyro_tsvgp.infer.fit import Fit, check_fit
+from numpyro_tsvgp.infer.standing import warn_of_doubts
 from numpyro_tsvgp.infer.steps.density import Scene, e_steps
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.read import Reading, read
@@ -163,6 +164,7 @@ def online(fit: Fit) -> Online:
             "online is for hyperparameters that are points: variational ones, and latent variables "
             "below GPs, would move with new data."
         )
+    warn_of_doubts(fit)
     ends, hyper = {}, fit.hyper
     for name, (process, approximation) in fit.guide.latents(fit.read(), fit.params).items():
         if not isinstance(approximation, Markov):
