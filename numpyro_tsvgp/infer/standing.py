@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 import numpy as np
@@ -38,11 +39,11 @@ def doubts(fit: Fit, samples: Params | None = None, *, at_point: bool = False) -
       at_point: whether to look at their point estimate or median alone.
 
     Returns:
-      The sentences; none where values are traced, or where there are no inputs to look at.
+      The sentences; none where values are traced or on other hosts, or without inputs to look at.
     """
     if fit.example is None:
         return []
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((fit, samples))):
+    if not all(map(_is_here, jax.tree.leaves((fit, samples)))):
         return []
     found: dict[str, str] = {}
     for hyper in _values(fit, samples, at_point):
@@ -54,6 +55,13 @@ def doubts(fit: Fit, samples: Params | None = None, *, at_point: bool = False) -
             if words is not None:
                 found[name] = words
     return list(found.values())
+
+
+def _is_here(leaf: Any) -> bool:
+    """Whether a value is known, and known to this process."""
+    if isinstance(leaf, jax.core.Tracer):
+        return False
+    return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
 
 
 def _doubted_range(fit: Fit, reading: Reading) -> dict[str, str]:

@@ -24,8 +24,10 @@ _TIMES = 24
 _ERROR = 1e-3
 # What a form that is not the kernel may be worth, in nats, in all and for each data point.
 _NATS, _NATS_A_POINT = 1.0, 1e-3
-# Data say what a share of the variance is worth. A state of more harmonics than these is too large.
-_FINEST, _LARGEST = 1e-12, 60
+# Kernel and form may differ by this many units of rounding, as sines of large angles do.
+_ROUNDING = 1e3
+# The most harmonics that are advised: a state has twice as many numbers.
+_LARGEST = 60
 
 
 def check_series(name: str, site: GPSite) -> None:
@@ -75,9 +77,10 @@ def doubt_form(name: str, process: Process, approximation: Any) -> str | None:
     difference = float(_difference(process, some))
     worth = 0.5 * float(approximation.information(process))
     allowed = max(_NATS, _NATS_A_POINT * len(times))
-    if difference <= _ERROR and not difference * worth > allowed:
+    rounding = _ROUNDING * float(jnp.finfo(process.loc.dtype).eps)
+    if difference <= _ERROR and not (difference > rounding and difference * worth > allowed):
         return None
-    error = min(0.1 * _ERROR, max(0.1 * allowed / max(worth, 1e-300), _FINEST))
+    error = min(0.1 * _ERROR, max(0.1 * allowed / max(worth, 1e-300), 0.1 * rounding))
     if not worth:  # nothing is fitted yet
         return (
             f"The state-space form of the kernel of GP site '{name}' differs from the kernel by "
