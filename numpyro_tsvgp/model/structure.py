@@ -23,6 +23,7 @@ __all__ = [
     "latents_below",
     "moves_with",
     "unread",
+    "without_slope",
 ]
 
 
@@ -196,6 +197,46 @@ def moves_with(
         name: {part: any(jax.tree.leaves(flags)) for part, flags in parts.items()}
         for name, parts in found.items()
     }
+
+
+def without_slope(model: Model, reading: Reading, call: Call, names: Iterable[str]) -> list[str]:
+    """Hyperparameters that a model reads, but that none of its densities has a slope in.
+
+    Such as a threshold: ``jnp.where(X < c, ...)`` depends on c, and its derivative is zero wherever
+    there is one. It is read off the program, for all values.
+
+    Args:
+      model: the NumPyro model.
+      reading: a reading of it.
+      call: its arguments.
+      names: hyperparameters to look at.
+
+    Returns:
+      Those of the names.
+    """
+    found = []
+    for name in names:
+        value = jnp.asarray(reading.pinned[name])
+        if not jnp.issubdtype(value.dtype, jnp.floating):
+            continue
+
+        def densities(value: Any, name: str = name) -> list[Any]:
+            values = {**reading.pinned, **_values_of_gps(reading), name: value}
+            trace = run_with(model, call, values)
+            sampled = [site for site in trace.values() if site["type"] == "sample"]
+            others = [density(site) for site in sampled if site["name"] not in reading.gps]
+            leaves = jax.tree.leaves([others, _priors(model, call, values)])
+            return [leaf for leaf in leaves if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)]
+
+        def slopes(change: Any, value: Any = value, densities: Any = densities) -> list[Any]:
+            return jax.jvp(densities, (value,), (change,))[1]
+
+        read_at_all, moved = (
+            any(jax.tree.leaves(depends(function, value))) for function in (densities, slopes)
+        )
+        if read_at_all and not moved:
+            found.append(name)
+    return found
 
 
 def draws_inputs(model: Model, reading: Reading, call: Call) -> bool:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
 
 from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
@@ -102,3 +103,23 @@ def test_what_jax_cannot_differentiate_is_refused_in_words(loop):
     words = "no gradient of the log density of site 'y'.*lax.while_loop.*fixed number of steps"
     with pytest.raises(ValueError, match=f"{words}|one term of site 'y' reads both"):
         svi.init(jax.random.key(0), X, jnp.zeros(8))
+
+
+@pytest.mark.slow
+def test_a_parameter_that_no_gradient_reaches():
+    """A threshold is told of; one that an optimizer holds on purpose is not."""
+
+    def model(X, y=None):
+        c = numpyro.param("c", 0.5)
+        level = numpyro.param("level", 0.1)
+        f = numpyro.sample("f", GP(kernels.RBF(0.3), X, mean=lambda x: level + 0.0 * x))
+        with numpyro.plate("data", X.shape[0]), numpyro.handlers.mask(mask=c > X):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    frozen = optax.multi_transform(
+        {"move": optax.adam(0.1), "hold": optax.set_to_zero()}, {"c": "move", "level": "hold"}
+    )
+    svi = TSVGP(model, AutoDualGaussian(model), frozen)
+    with pytest.warns(UserWarning, match="'c' has not moved") as caught:
+        svi.run(jax.random.key(0), 3, X, jnp.sin(6.0 * X), progress_bar=False)
+    assert len(caught) == 1

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import numpy as np
 from jax import Array
 
 from numpyro_tsvgp.gaussian.caller import stack_level
@@ -28,6 +29,7 @@ from numpyro_tsvgp.infer.standing import warn_of_doubts
 from numpyro_tsvgp.infer.state import TSVGPRunResult, TSVGPState
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.glance import numbers_of
+from numpyro_tsvgp.model.structure import without_slope
 
 if TYPE_CHECKING:
     from numpyro_tsvgp.infer.em.driver import Driver
@@ -85,6 +87,7 @@ def _run(
     check_rate(driver.site_lr, state, num_steps)
     step = driver.compiled_stable_update if options.stable_update else driver.compiled_update
     params = driver.get_params(state)
+    start = _hyperparameters(driver, state, params)
     largest = max(driver.guide.unpack(name, params).largest_factor for name in state.structure.gps)
     started = time.monotonic()
     points, subsampling = count_points(driver, call)
@@ -122,6 +125,7 @@ def _run(
             checkpoint_every=options.checkpoint_every,
         )
     warn_of_doubts(result.fit)
+    _warn_of_what_cannot_move(driver, start, result)
     audit = options.audit
     if audit is None and result.fit.call is None:
         audit = False  # the data are not here any more
@@ -138,6 +142,41 @@ def _run(
         for concern in concerns:
             warnings.warn(f"Audit of the fit: {concern}", stacklevel=stack_level())
     return result
+
+
+def _hyperparameters(
+    driver: Driver, state: TSVGPState, params: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """Copies of the optimizer's parameters but those of GPs; a step may take the arrays away."""
+    of_gps = {key for name in state.structure.gps for key in driver.guide.fields_of(name)}
+    return {
+        key: np.array(params[key])
+        for key in state.transforms
+        if key not in of_gps and params[key].is_fully_addressable
+    }
+
+
+def _warn_of_what_cannot_move(
+    driver: Driver, start: Mapping[str, Any], result: TSVGPRunResult
+) -> None:
+    """Says which parameters no gradient reaches, of those that have not moved at all."""
+    fit = result.fit
+    if driver.optim is None or fit.call is None:
+        return
+    still = [key for key, value in start.items() if np.array_equal(value, result.params[key])]
+    if not still:
+        return
+    reading = fit.read()
+    suffix = f"_{driver.guide.prefix}_loc"
+    names = {key.removesuffix(suffix) for key in still} & set(reading.pinned)
+    for name in without_slope(driver.model, reading, fit.data, sorted(names)):
+        warnings.warn(
+            f"'{name}' has not moved from where it started, and cannot: the model reads it only "
+            "where it has no slope, such as in a comparison (jnp.where(X < c, ...)) or by "
+            "rounding. Make the step smooth, jax.nn.sigmoid((c - X) / width), or compare fits at "
+            "several values of it.",
+            stacklevel=stack_level(),
+        )
 
 
 def _kind(value: Any) -> str:
