@@ -47,7 +47,7 @@ print(f"{len(t):,} counts")
 
 # %% [markdown]
 # One function of time: a trend whose slope wanders, a week, a day, and what is left. The state has
-# 2 + 1 + 7 + 5 + 1 numbers.
+# 2 + 1 + 7 + 7 + 1 numbers.
 
 
 # %%
@@ -57,7 +57,7 @@ def model(t, y=None):
     rest = numpyro.sample("rest", dist.HalfNormal(0.5))
     trend = kernels.IntegratedBrownian(0.0005**2, origin=-1.0) + 1.0  # 0.8 after 200 days
     week = weekly**2 * kernels.Periodic(1.5, 7.0, order=3)
-    day = daily**2 * kernels.Periodic(1.5, 1.0, order=2)
+    day = daily**2 * kernels.Periodic(1.5, 1.0, order=3)
     f = numpyro.sample("f", GP(trend + week + day + rest**2 * kernels.Matern12(0.5), t))
     with numpyro.plate("hours", t.shape[0]):
         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
