@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import numpyro
 
 from numpyro_tsvgp.gaussian.caller import stack_level
 from numpyro_tsvgp.infer.fit import Fit
@@ -45,8 +46,13 @@ def doubts(fit: Fit, samples: Params | None = None, *, at_point: bool = False) -
         return []
     if not all(map(_is_here, jax.tree.leaves((fit, samples)))):
         return []
+    with numpyro.validation_enabled(False):  # which would say less of what to do
+        return list(_doubts(fit, _values(fit, samples, at_point)).values())
+
+
+def _doubts(fit: Fit, values: Iterable[Params]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for hyper in _values(fit, samples, at_point):
+    for hyper in values:
         reading = fit.read(fit.example, hyper)
         if _RANGE not in found:
             found |= _doubted_range(fit, reading)
@@ -54,7 +60,7 @@ def doubts(fit: Fit, samples: Params | None = None, *, at_point: bool = False) -
             words = None if name in found else fit.guide.doubt(name, process, approximation)
             if words is not None:
                 found[name] = words
-    return list(found.values())
+    return found
 
 
 def _is_here(leaf: Any) -> bool:

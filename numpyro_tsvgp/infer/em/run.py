@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
+import numpyro
 from jax import Array
 
 from numpyro_tsvgp.gaussian.caller import stack_level
@@ -166,10 +167,12 @@ def _warn_of_what_cannot_move(
     still = [key for key, value in start.items() if np.array_equal(value, result.params[key])]
     if not still:
         return
-    reading = fit.read()
     suffix = f"_{driver.guide.prefix}_loc"
-    names = {key.removesuffix(suffix) for key in still} & set(reading.pinned)
-    for name in without_slope(driver.model, reading, fit.data, sorted(names)):
+    with numpyro.validation_enabled(False):
+        reading = fit.read()
+        names = {key.removesuffix(suffix) for key in still} & set(reading.pinned)
+        fixed = without_slope(driver.model, reading, fit.data, sorted(names))
+    for name in fixed:
         warnings.warn(
             f"'{name}' has not moved from where it started, and cannot: the model reads it only "
             "where it has no slope, such as in a comparison (jnp.where(X < c, ...)) or by "
