@@ -109,7 +109,7 @@ class Driver(Iteration):
         Returns:
           The fit.
         """
-        made = self.fit_of(svi_state, self._call(args, kwargs).on_device())
+        made = self.fit_of(svi_state, Call(args, kwargs))
         warn_of_doubts(made)
         return made
 
@@ -117,7 +117,7 @@ class Driver(Iteration):
         """The fit of a state and arguments of the model, which nothing is said about."""
         return Fit(
             params=copy_here(self.get_params(svi_state)),
-            call=call,
+            call=self._call(call.args, call.kwargs).on_device(),
             model=self.model,
             guide=self.guide,
             structure=svi_state.structure,
