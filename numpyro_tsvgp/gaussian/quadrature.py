@@ -27,6 +27,7 @@ from jax.scipy.special import ndtri
 from numpyro_tsvgp.gaussian.linalg import cholesky_and_inverse
 
 __all__ = [
+    "AlongSums",
     "GaussHermite",
     "LogLikelihood",
     "Marginals",
@@ -140,15 +141,23 @@ class Nodes(NamedTuple):
         never meet in one term share a coordinate.
       points: nodes, shape ``(size, dim)``.
       weights: their weights, shape ``(size,)``.
+      line: nodes of the same rule in one dimension, shape ``(size, 1)``, and their weights, where
+        the likelihood reads one sum of all functions (:class:`AlongSums`); else None.
     """
 
     axes: Mapping[str, np.ndarray]
     points: Array
     weights: Array
+    line: tuple[Array, Array] | None = None
 
 
 def nodes_for(
-    rule: Quadrature | None, axes: Mapping[str, np.ndarray], dim: int, key: Array
+    rule: Quadrature | None,
+    axes: Mapping[str, np.ndarray],
+    dim: int,
+    key: Array,
+    *,
+    along_sums: bool = False,
 ) -> Nodes:
     """The nodes of a rule, or of the default where the rule is None.
 
@@ -157,11 +166,16 @@ def nodes_for(
       axes: see :class:`Nodes`.
       dim: how many latent functions meet in one likelihood term at the most.
       key: key for rules with random nodes.
+      along_sums: whether nodes in one dimension are wanted as well.
 
     Returns:
       The nodes.
     """
-    return Nodes(axes, *(choose_quadrature(dim) if rule is None else rule).nodes(key, dim))
+
+    def nodes(dim: int) -> tuple[Array, Array]:
+        return (choose_quadrature(dim) if rule is None else rule).nodes(key, dim)
+
+    return Nodes(axes, *nodes(dim), nodes(1) if along_sums else None)
 
 
 class Marginals(NamedTuple):
@@ -169,6 +183,44 @@ class Marginals(NamedTuple):
 
     mean: Array
     variance: Array
+
+
+@dataclass(frozen=True, eq=False)
+class AlongSums:
+    r"""A log-likelihood whose terms read one sum :math:`c = b + \sum_p w_p f_p` of functions each.
+
+    Its expectation under independent Gaussian marginals is one over the sums, whose variances are
+    :math:`\sum_p w_p^2 v_p`.
+
+    Attributes:
+      everything: the log-likelihood as a function of the values ``{site: (latents, n)}``.
+      sums: the sums as a function of the values, ``{name: (1, size)}``; linear, and each element
+        reads one value of each latent function at the most.
+      of_sums: the log-likelihood as a function of the sums.
+    """
+
+    everything: LogLikelihood
+    sums: Callable[[Mapping[str, Array]], dict[str, Array]]
+    of_sums: LogLikelihood
+
+    def __call__(self, values: Mapping[str, Array]) -> Array:
+        return self.everything(values)
+
+    def marginals(self, marginals: Mapping[str, Marginals]) -> dict[str, Marginals]:
+        """Mean and variance of the sums."""
+        means = {name: q.mean for name, q in marginals.items()}
+        variances = {name: q.variance for name, q in marginals.items()}
+        mean, push = jax.linearize(self.sums, means)
+        variance = jax.tree.map(jnp.zeros_like, mean)
+        for name, q in means.items():
+            for p in range(len(q)):
+                # A tangent of ones in one function has the weights of the sums as its image, since
+                # each reads one value of it.
+                here = {k: jnp.zeros_like(m).at[p].set(k == name) for k, m in means.items()}
+                weight = push(here)
+                spread = push({k: here[k] * v for k, v in variances.items()})
+                variance = {k: variance[k] + weight[k] * spread[k] for k in mean}
+        return {k: Marginals(mean[k], variance[k]) for k in mean}
 
 
 def expect(
@@ -203,7 +255,11 @@ def expect(
       4.5
     """
 
-    axes, points, weights = nodes
+    if isinstance(log_likelihood, AlongSums) and nodes.line is not None:
+        sums = log_likelihood.marginals(marginals)
+        line = Nodes(dict.fromkeys(sums, np.zeros(1, int)), *nodes.line)
+        return expect(log_likelihood.of_sums, sums, line, wanted=wanted)
+    axes, points, weights, _ = nodes
 
     def values_at(marginals: Mapping[str, Marginals], nodes: Array) -> dict[str, Array]:
         """Function values at each node, ``(size, latents, n)``."""

@@ -42,6 +42,7 @@ from numpyro_tsvgp.model.read import (
 )
 from numpyro_tsvgp.model.scale_checks import check_scales
 from numpyro_tsvgp.model.structure import Structure, hyper_sites, latents_below, moves_with, unread
+from numpyro_tsvgp.model.sums import reads_sums
 from numpyro_tsvgp.model.wrapped import unwrapped
 
 __all__ = ["inspect"]
@@ -122,6 +123,7 @@ def _inspect(model: Model, call: Call) -> tuple[Structure, Reading]:
         coordinates=tuple((name, tuple(int(i) for i in axes[name])) for name in reading.gps),
         dim=dim,
         proven=proven,
+        reads_sums=dim > 1 and proven and reads_sums(model, reading, call, below),
     )
     return structure, reading
 

@@ -17,7 +17,7 @@ from jax.extend.core import Literal, jaxpr_as_fun
 from numpyro_tsvgp.model.rules import RULES, shapes
 from numpyro_tsvgp.model.spans import Known, Spans, Unfit, Value, spread, tracked, whole
 
-__all__ = ["Interpreter"]
+__all__ = ["Interpreter", "called"]
 
 # Loops up to this length are followed step by step, so that their counters index exactly.
 STEPS = 4096
@@ -75,7 +75,7 @@ class Interpreter(Spans):
 
     def equation(self, eqn: Any, values: list[Value]) -> list[Value]:
         """The results of one equation."""
-        name, body = eqn.primitive.name, _called(eqn)
+        name, body = eqn.primitive.name, called(eqn)
         if body is not None:
             return self.call(body, values)
         control = self._control.get(name)
@@ -247,7 +247,7 @@ def _evaluated(eqn: Any, values: Sequence[Value]) -> list[Value]:
     ]
 
 
-def _called(eqn: Any) -> Any:
+def called(eqn: Any) -> Any:
     """The jaxpr that an equation does no more than call, whatever JAX names such a thing."""
     name = eqn.primitive.name
     if name == "call_hi_primitive" and _plain(eqn) and not eqn.effects:

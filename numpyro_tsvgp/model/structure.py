@@ -63,6 +63,7 @@ class Structure:
       coordinates: for each GP site the coordinate of the quadrature that each latent function uses.
       dim: how many latent functions meet in one likelihood term at the most.
       proven: whether that was read off the program, for all values, rather than probed.
+      reads_sums: whether every term reads the functions through one sum of them.
     """
 
     gps: tuple[str, ...]
@@ -71,6 +72,7 @@ class Structure:
     coordinates: tuple[tuple[str, tuple[int, ...]], ...]
     dim: int
     proven: bool
+    reads_sums: bool
 
     @property
     def axes(self) -> dict[str, np.ndarray]:

@@ -279,4 +279,5 @@ def _structure(description: Mapping[str, Any]) -> Structure:
         coordinates=tuple((name, tuple(axes)) for name, axes in description["coordinates"]),
         dim=description["dim"],
         proven=description["proven"],
+        reads_sums=description["reads_sums"],
     )

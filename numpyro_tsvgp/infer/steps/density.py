@@ -33,6 +33,7 @@ from numpyro_tsvgp.model.information import information
 from numpyro_tsvgp.model.likelihood import log_likelihood
 from numpyro_tsvgp.model.read import Model, Reading, read
 from numpyro_tsvgp.model.structure import Structure
+from numpyro_tsvgp.model.sums import along_sums
 
 if TYPE_CHECKING:
     from numpyro_tsvgp.infer.guides.guide import GPGuide, Params
@@ -74,7 +75,8 @@ class Scene(NamedTuple):
     @property
     def likelihood(self) -> LogLikelihood:
         """The log-likelihood as a function of the values of every GP."""
-        return log_likelihood(self.model, self.reading, self.call, self.structure.below)
+        make = along_sums if self.structure.reads_sums else log_likelihood
+        return make(self.model, self.reading, self.call, self.structure.below)
 
     @property
     def rows(self) -> RowDensities:
@@ -94,7 +96,9 @@ class Scene(NamedTuple):
 
 def nodes_of(structure: Structure, quadrature: Quadrature | None, key: Array) -> Nodes:
     """The nodes of a rule for a model of some structure."""
-    return nodes_for(quadrature, structure.axes, structure.dim, key)
+    return nodes_for(
+        quadrature, structure.axes, structure.dim, key, along_sums=structure.reads_sums
+    )
 
 
 def scene_at(

@@ -84,7 +84,7 @@ class Query:
     def expected_information(self) -> dict[str, Array]:
         """The expected Fisher information of the data about each function value."""
         assert self.information is not None  # a rule that needs it gets it
-        axes, points, weights = self.nodes
+        axes, points, weights, _ = self.nodes
 
         def at(node: Array) -> dict[str, Array]:
             values = {

@@ -136,7 +136,7 @@ class RowDensities(NamedTuple):
 
     def _over_chunks(self, chunk: Callable[[Array, Array], Any]) -> Any:
         """A function of some nodes for all of them, with a leading axis of chunks."""
-        _, points, weights = self.nodes
+        _, points, weights, _ = self.nodes
         numbers = self.layout.rows * (self.layout.groups + 1 + points.shape[1])
         chunks = -(-points.shape[0] * numbers // _NUMBERS_AT_ONCE)
         log_weights = jnp.log(weights)
