@@ -485,8 +485,7 @@ def sweep(args):
                 place = name, n, len(pair.X[::3]) * sparse, repr(rule)
                 if (*map(str, place), repr(Bound())) in done:
                     continue
-                timed = args.timed or args.quick
-                for objective, row in cells(pair, known, rule, sparse, timed):
+                for objective, row in cells(pair, known, rule, sparse, args.timed):
                     write((*place, repr(objective)), row)
                 jax.clear_caches()
                 if time.monotonic() - started > 60 * args.minutes:
