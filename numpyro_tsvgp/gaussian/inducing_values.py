@@ -51,6 +51,11 @@ NOT_THERE = (
     "nothing would be left of what it has seen there. Pass rows that it was fitted to or "
     "conditioned on."
 )
+NOT_LEFT = (
+    f"{NOT_THERE} If these are such rows, other data came after them, and what they contributed "
+    "can no longer be told from the posterior alone. Give the fit all of its data, and the sites "
+    "of the remaining ones are made anew: fit.with_data(X, y).without(X_old, y_old)."
+)
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
@@ -191,7 +196,7 @@ class InducingValues:
     def without_points(self, process: Process, sites: PointSites) -> Self:
         kept, remains = _without(self, process, sites)
         if not remains:
-            raise ValueError(NOT_THERE)
+            raise ValueError(NOT_LEFT)
         return kept
 
     def remains(self, carry: Any, posterior: Any, taken: PointSites, at: Any) -> Array:

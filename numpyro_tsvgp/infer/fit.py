@@ -234,9 +234,9 @@ class Fit:
           >>> at.log_prob(jnp.array([3, 0])).shape
           (2,)
         """
-        call = self.inputs(args, kwargs)
-        ready = self.predictor(*call.args, num_hyper=num_hyper, **call.kwargs)
-        return ready.predict(*call.args, **call.kwargs)
+        from numpyro_tsvgp.infer.predictions.predictive import predict  # it is made of fits
+
+        return predict(self, self.inputs(args, kwargs), num_hyper)
 
     def audit(self, rng_key: Array, **options: Any) -> Audit:
         """Checks the fit against draws from its guide through the model's own density.
@@ -313,10 +313,14 @@ class Fit:
     def without(self, *args: Any, **kwargs: Any) -> Fit:
         """The fit with some of its data taken out, at the same hyperparameters.
 
-        Their sites are subtracted. It undoes :meth:`condition` for a Gaussian likelihood, and for
-        point sites. For tied sites and other likelihoods a point's site is known as that which the
-        current posterior asks for: the one it has if the fit has converged, and nearly that if
-        other data came after it.
+        Where sites are tied and the fit has its data, the sites of the remaining points are made
+        anew, starting from the posterior that is there, in a few passes over them: the result is
+        that of a fit to the remaining data at these hyperparameters, for every likelihood and
+        however the fit came about. Point sites are known one by one; those of the points are
+        dropped and the others stay, which undoes :meth:`condition`. A fit with tied sites but
+        without its data subtracts the sites that the posterior asks for. That is exact for
+        a Gaussian likelihood, and right to first order where sites have converged; where it is not
+        sure, there is a warning.
 
         Args:
           *args: arguments of the model with the data to be taken out.
@@ -329,7 +333,7 @@ class Fit:
           ValueError: if the fit does not have them. Where it is without its training data, this
             can be seen only if nothing else was observed nearby.
         """
-        from numpyro_tsvgp.infer.new_data.conditioning import without
+        from numpyro_tsvgp.infer.new_data.removing import without
 
         return without(self, Call(args, kwargs))
 

@@ -17,7 +17,7 @@ __all__ = ["Memory", "describe_memory", "rebuild_memory"]
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["call", "sites", "count", "past"],
+    data_fields=["call", "sites", "weights", "count", "past"],
     meta_fields=["rows"],
 )
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class Memory:
       call: the arguments of the model with the points; the last one may be repeated.
       sites: by GP site, the sites of the points, about f itself, each ``(functions, size)``; zero
         where points are repeated.
+      weights: how many data points of the past each of the points stands for, ``(size,)``; zero
+        where points are repeated. They add up to ``past``.
       count: how many of the points are not repeated.
       past: how many data points there have been.
       rows: which arrays of the arguments have a row for each point.
@@ -35,6 +37,7 @@ class Memory:
 
     call: Call
     sites: dict[str, PointSites]
+    weights: Array
     count: Array
     past: Array
     rows: tuple[bool, ...]
@@ -74,7 +77,8 @@ def describe_memory(memory: Memory) -> tuple[dict[str, Any], dict[str, Any]]:
     sites = {
         name: {"linear": s.linear, "quadratic": s.quadratic} for name, s in memory.sites.items()
     }
-    return {"call": arrays, "sites": sites, "count": memory.count, "past": memory.past}, words
+    numbers = {"weights": memory.weights, "count": memory.count, "past": memory.past}
+    return {"call": arrays, "sites": sites, **numbers}, words
 
 
 def rebuild_memory(arrays: Any, words: Any) -> Memory | None:
@@ -90,6 +94,7 @@ def rebuild_memory(arrays: Any, words: Any) -> Memory | None:
     return Memory(
         Call(args, kwargs),
         {name: PointSites(s["linear"], s["quadratic"]) for name, s in arrays["sites"].items()},
+        arrays["weights"],
         arrays["count"],
         arrays["past"],
         tuple(words["rows"]),

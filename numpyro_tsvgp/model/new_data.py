@@ -30,6 +30,12 @@ class EachOnce(Messenger):
         super().__init__(fn)
         self._ratios: dict[str, float] = {}
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EachOnce) and self.fn == other.fn
+
+    def __hash__(self) -> int:
+        return hash((EachOnce, self.fn))
+
     def process_message(self, msg: Message) -> None:
         if msg["type"] == "plate":
             size, batch = msg["args"]

@@ -158,6 +158,35 @@ def test_counts_settle_at_their_fixed_point(counts):
 
 
 @pytest.mark.slow
+def test_points_taken_out_leave_the_fit_to_the_others(counts):
+    """Of tied sums, whatever came after the points, if the fit has its data."""
+    x, y = X[np.argsort(np.arange(N) % 3)], COUNTS[np.argsort(np.arange(N) % 3)]
+    now = counts.fit(x[:8], y[:8])
+    for rows in (slice(8, 16), slice(16, N)):
+        now = now.condition(x[rows], y[rows])
+    expected = counts.fit(x[8:], y[8:])
+    less = now.without(x[:8], y[:8])
+    assert_same(less, expected, 1e-6)
+    np.testing.assert_array_equal(less.data.args[0], x[8:])
+    bare = dataclasses.replace(now, call=None)
+    with pytest.warns(UserWarning, match="contributed is not known for sure"):
+        off = bare.without(x[:8], y[:8])
+    # What the warning is of: it is nearer than nothing, and not near.
+    apart = [
+        float(jnp.abs(f.marginals(X)["f"].mean - expected.marginals(X)["f"].mean).max())
+        for f in (off, now)
+    ]
+    assert 1e-3 < apart[0] < apart[1]
+
+
+@pytest.mark.slow
+def test_what_a_gaussian_point_contributed_is_sure(fit, recwarn):
+    bare = dataclasses.replace(fit, call=None)
+    assert_same(bare.without(X[:5], Y[:5]), fit.without(X[:5], Y[:5]), 1e-10)
+    assert not [w for w in recwarn if "not known for sure" in str(w.message)]
+
+
+@pytest.mark.slow
 def test_data_far_from_what_was_expected_do_not_diverge(counts):
     """At rate one the step would overshoot to rates of exp(1000)."""
     first = counts.fit(X[:17], COUNTS[:17])
@@ -290,6 +319,24 @@ def test_batches_of_varying_size_share_programs(half):
     assert compilations.found  # or the test could not fail
 
 
+def centred(X, y=None):
+    f = gp(X - X.mean())
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+
+@pytest.mark.slow
+def test_a_model_that_looks_at_all_rows_gets_no_others(half):
+    """Rows that are repeated would move the mean of the inputs."""
+    first = dataclasses.replace(half, model=centred, guide=AutoDualGaussian(centred, Z))
+    now = first.condition(X[9:12], Y[9:12])
+    assert_same(
+        dataclasses.replace(now, model=normal, guide=half.guide),
+        half.condition(X[9:12] - X[9:12].mean(), Y[9:12]),
+        1e-10,
+    )
+
+
 def by_group(X, group, y=None):
     """Several observations of one value of a GP: arrays are as long by chance alone."""
     f = numpyro.sample("f", GP(kernels.RBF(0.5), X))
@@ -305,7 +352,7 @@ def test_rows_that_are_repeated_never_count():
     group = np.array([0, 1, 2, 3, 4, 5, 6, 7, 8])
     first = svi.run(jax.random.key(0), 1, X[:9], group, Y[:9], progress_bar=False).fit
     now = first.condition(X[9:12], np.array([0, 0, 2]), Y[9:12])
-    assert prepared(first, Call((X[9:12], np.array([0, 0, 2]), Y[9:12]), {})).is_padded
+    assert not prepared(first, Call((X[9:12], np.array([0, 0, 2]), Y[9:12]), {})).is_padded
     expected = first.condition(X[[9]], np.array([0, 0]), Y[9:11]).condition(
         X[[11]], np.array([0]), Y[[11]]
     )
@@ -363,7 +410,7 @@ def test_bad_data_are_refused_before_anything_is_computed(half, counts, monkeypa
         raise AssertionError("computed with bad data")
 
     monkeypatch.setattr("numpyro_tsvgp.infer.new_data.conditioning._conditioned", never)
-    monkeypatch.setattr("numpyro_tsvgp.infer.new_data.conditioning._sites_at", never)
+    monkeypatch.setattr("numpyro_tsvgp.infer.new_data.removing._sites_at", never)
     nan = np.array([0.1, np.nan, 0.2])
     for fit, args, words in [
         (

@@ -179,3 +179,63 @@ def test_what_has_no_distribution_to_predict_is_refused():
     fit = fitted(chain, (jnp.sin(3.0 * X), jnp.sin(3.0 * X)))
     with pytest.raises(ValueError, match="depends on the value of site 'first'"):
         fit.predict(NEW)
+
+
+@pytest.mark.slow
+def test_another_number_of_inputs_compiles_nothing():
+    """Rows are repeated up to 24, and what belongs to repeats is cut off."""
+    from test_conditioning import Compilations
+
+    fit = fitted(observed(lambda f: dist.Poisson(jnp.exp(f))), jnp.round(2 + jnp.sin(3.0 * X)))
+    predictor = fit.predictor(X[:3])
+
+    def everything(rows):
+        new, y = jax.device_put(np.linspace(-2.0, 5.0, rows)), np.arange(rows) % 4
+        found = []
+        for at in (fit.predict(new), predictor.predict(new)):
+            found += [at.mean, at.variance, at.log_prob(y), at.quantiles([0.1, 0.9])]
+            found += [at.sample(jax.random.key(0), 3)]
+        assert [x.shape[-1] for x in found] == [rows] * 10
+        return [np.asarray(x) for x in found]
+
+    first = everything(24)
+    with Compilations() as compilations:
+        fewer = [everything(rows) for rows in (21, 22, 23)]
+    assert compilations.found == []
+    assert len(first) == len(fewer[0])
+    whole = fit.marginals(np.linspace(-2.0, 5.0, 22))["f"]
+    rate = np.exp(whole.mean + whole.variance / 2)
+    np.testing.assert_allclose(fewer[1][0], rate, rtol=1e-10)
+    np.testing.assert_allclose(fewer[1][5], rate, rtol=1e-10)
+
+
+@pytest.mark.slow
+def test_rows_of_a_table_of_outputs_are_cut_where_they_are():
+    """Categories and outputs have axes of their own, also ones as long as rows are filled up to."""
+
+    def likelihood(f, y):
+        with numpyro.plate("data", f.shape[-1]):
+            numpyro.sample("y", dist.Normal(f.T, 0.3).to_event(1), obs=y)
+
+    y = jnp.sin(3.0 * X)[:, None] * jnp.linspace(0.5, 1.5, 16)
+    fit = fitted(likelihood, y, functions=(16,))
+    at, mean = fit.predict(NEW), fit.marginals(NEW)["f"].mean
+    assert at.shape == at.mean.shape == (9, 16)
+    np.testing.assert_allclose(at.mean, mean.T, atol=1e-10)
+    one_by_one = [fit.predict(NEW[i : i + 1]).log_prob(at.mean[i] + 0.1) for i in (0, 8)]
+    np.testing.assert_allclose(
+        at.log_prob(at.mean + 0.1)[jnp.array([0, 8])], jnp.concatenate(one_by_one), atol=1e-8
+    )
+
+
+@pytest.mark.slow
+def test_a_model_that_looks_at_all_inputs_is_given_no_others():
+    def model(X, y=None):
+        f = numpyro.sample("f", GP(1.5 * kernels.Matern52(0.5), X - X.mean()))
+        observed(lambda f: dist.Normal(f, 0.3))(f, y)
+
+    svi = TSVGP(model, AutoDualGaussian(model, inducing=X[::4] - 1.5), None, site_lr=1.0)
+    fit = svi.run(jax.random.key(0), 1, X, jnp.sin(3.0 * X), progress_bar=False).fit
+    expected = fit.marginals(NEW)["f"]
+    np.testing.assert_allclose(fit.predict(NEW).mean, expected.mean, atol=1e-12)
+    np.testing.assert_allclose(fit.predictor()(NEW)["f"].mean, expected.mean, atol=1e-12)

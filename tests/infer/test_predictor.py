@@ -10,7 +10,7 @@ import pytest
 from numpyro.infer.autoguide import AutoNormal
 
 from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels, load, save
-from numpyro_tsvgp.infer.predictions.predictor import bucket
+from numpyro_tsvgp.infer.predictions.filling import bucket
 
 rng = np.random.default_rng(0)
 X, NEW = rng.normal(size=(60, 2)), rng.normal(size=(11, 2))

@@ -12,7 +12,9 @@ import pytest
 
 from numpyro_tsvgp import GP, AutoDualGaussian, Stream, kernels, load, save
 from numpyro_tsvgp.infer.new_data.conditioning import bare, prepared
-from numpyro_tsvgp.infer.new_data.stream import _Batch, _objective
+from numpyro_tsvgp.infer.new_data.remembering import kept_points
+from numpyro_tsvgp.infer.new_data.stream_batch import Batch
+from numpyro_tsvgp.infer.new_data.stream_steps import objective
 from numpyro_tsvgp.model.arguments import Call
 
 RNG = np.random.default_rng(0)
@@ -86,9 +88,9 @@ def test_what_hyperparameters_are_learned_from(streamed):
     _, fits = streamed
     fit = fits[2]
     new = prepared(fit, Call(BATCHES[3], {}))
-    batch = _Batch.of(fit.memory, new)
+    batch = Batch.of(fit.memory, new)
     assert len(batch.new.args[0]) == 8 and new.points == 7
-    found = jax.jit(lambda fit: _objective(fit, batch, jax.random.key(0), True))(bare(fit))
+    found = jax.jit(lambda fit: objective(fit, batch, jax.random.key(0), True))(bare(fit))
     noise = float(new.hyper["noise"])
 
     def expected(x, y):
@@ -100,10 +102,39 @@ def test_what_hyperparameters_are_learned_from(streamed):
     total = expected(*BATCHES[3]) + 23 / 4 * expected(*map(np.asarray, fit.memory.call.args))
     prior = float(dist.LogNormal(-1.0, 0.5).log_prob(noise))
     assert float(found) == pytest.approx(total - float(approximation.kl(process)) + prior)
+    # With weights of their own the points of the memory stand for as many as these say.
+    weights = np.array([11.0, 2.0, 4.0, 6.0])
+    batch = dataclasses.replace(batch, weights=jax.numpy.asarray(weights))
+    weighted = jax.jit(lambda fit: objective(fit, batch, jax.random.key(0), True, True))(bare(fit))
+    x, y = (np.asarray(a) for a in fit.memory.call.args)
+    each = [expected(x[[j]], y[[j]]) for j in range(4)]
+    total = expected(*BATCHES[3]) + weights @ each
+    assert float(weighted) == pytest.approx(total - float(approximation.kl(process)) + prior)
+
+
+def test_weights_undo_the_choice_of_points():
+    """A sum over the past is right on average, if points count for one over their probability."""
+    rng = np.random.default_rng(0)
+    score, values = rng.gamma(1.0, size=60), rng.standard_normal(60)
+    values += 2.0 * score  # what is kept by score alone is not typical
+    stands_for = np.where(np.arange(60) < 50, rng.integers(1, 4, 60), 0.0)
+    sums = {"leverage": [], "importance": [], "random": []}
+    for select, found in sums.items():
+        for i in range(400):
+            kept = kept_points(jax.random.key(i), select, score, stands_for, 20)
+            assert kept.weights.sum() == pytest.approx(stands_for.sum())
+            assert len(set(kept.rows)) == 20 and (kept.rows < 50).all()
+            found.append(kept.weights @ values[kept.rows])
+    off = {name: np.mean(found) - stands_for @ values for name, found in sums.items()}
+    # A ratio of two estimates has a bias of its own, which is small beside that of no weights.
+    assert off["leverage"] > 100 and abs(off["importance"]) < 0.3 * off["leverage"]
+    assert abs(off["random"]) < 4 * np.std(sums["random"]) / 20
+    few = kept_points(jax.random.key(0), "importance", score, stands_for * (np.arange(60) < 3), 5)
+    assert few.stays.tolist() == [True] * 3 + [False] * 2 and (few.weights[3:] == 0).all()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("select", ["leverage", "random"])
+@pytest.mark.parametrize("select", ["leverage", "importance", "random"])
 def test_learning_and_growing(select):
     """More inducing inputs as data come from elsewhere, and hyperparameters that move."""
     stream = stream_of(optax.adam(0.05), X[:6:2], num_inducing=9, select=select)
@@ -169,7 +200,7 @@ def test_a_fit_by_other_inducing_inputs(streamed):
 
 def test_streams_that_cannot_be(streamed):
     stream, fits = streamed
-    with pytest.raises(ValueError, match='select must be "leverage" or "random"'):
+    with pytest.raises(ValueError, match="select must be one of"):
         stream_of(select="best")
     with pytest.raises(ValueError, match="memory and steps must be 0 or more"):
         Stream(model, AutoDualGaussian(model, Z), None, memory=-1)

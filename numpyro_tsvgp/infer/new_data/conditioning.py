@@ -1,10 +1,9 @@
-"""A fit with more data in it, or with less, at fixed hyperparameters and without fitting again."""
+"""A fit with more data in it, at fixed hyperparameters and without fitting again."""
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,31 +14,35 @@ import numpyro
 from jax import Array
 
 from numpyro_tsvgp.gaussian.caller import stack_level
-from numpyro_tsvgp.gaussian.inducing_values import NOT_THERE
 from numpyro_tsvgp.gaussian.linalg import blas_threads, full_precision
-from numpyro_tsvgp.gaussian.whitened import PointSites
 from numpyro_tsvgp.infer.fit import Fit, check_fit
 from numpyro_tsvgp.infer.guides.hyper import Params
-from numpyro_tsvgp.infer.new_data.new_sites import asked_for, carries_of, masked, no_sites, settle
+from numpyro_tsvgp.infer.new_data.new_sites import carries_of, no_sites, settle
 from numpyro_tsvgp.infer.standing import warn_of_doubts
 from numpyro_tsvgp.infer.steps.density import Scene
-from numpyro_tsvgp.infer.steps.rules import NaturalGradient
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.data_rows import (
     appended,
     canonical,
-    find_rows,
     is_rows,
     on_device,
     on_host,
     padded,
-    taken,
 )
 from numpyro_tsvgp.model.new_data import EachOnce, check_new_data, sizes_of
+from numpyro_tsvgp.model.padding import rows_stand_alone
 from numpyro_tsvgp.model.processes import is_divided
 from numpyro_tsvgp.model.read import read
 
-__all__ = ["NewData", "bare", "condition", "prepared", "scene_of", "without"]
+__all__ = [
+    "NewData",
+    "bare",
+    "condition",
+    "counted_rows",
+    "prepared",
+    "scene_of",
+    "warn_unsettled",
+]
 
 # Sites that would still move the posterior by more than this, in standard deviations.
 _UNSETTLED = 1e-3
@@ -68,16 +71,14 @@ class NewData(NamedTuple):
     def is_padded(self) -> bool:
         return self.call is not self.given
 
-    def unpadded(self) -> NewData:
-        return self._replace(call=self.given)
-
 
 @full_precision(on_cpu=False)
 def prepared(fit: Fit, call: Call, *, pad: bool = True) -> NewData:
     """Checks new data for a fit and brings them to one of a few sizes.
 
     Programs are compiled for shapes. Rows are repeated up to the next power of two, so that
-    batches of any size share a few programs; the sites of repeated rows are zero.
+    batches of any size share a few programs; the sites of repeated rows are zero. It is done only
+    where a proof says that the model makes of the other rows what it makes of them alone.
 
     Args:
       fit: the fit.
@@ -105,12 +106,14 @@ def prepared(fit: Fit, call: Call, *, pad: bool = True) -> NewData:
     # Sites of points are kept one by one, so that programs change with their number anyway.
     regular = set(sizes.values()) == {rows} and not any(kind.follows_inputs for kind in kinds)
     given = call = on_device(call)
-    size = 1 << (rows - 1).bit_length()
-    if pad and regular and flags is not None and size > rows:
-        call = padded(given, flags, size)
     hyper = fit.hyper_at(call)
     model = EachOnce(fit.model) if once else fit.model
     values = {**fit.params, **hyper}
+    size = 1 << (rows - 1).bit_length()
+    if pad and regular and flags is not None and size > rows:
+        longer = padded(given, flags, size)
+        if rows_stand_alone(model, given, longer, flags, values):
+            call = longer
     with numpyro.validation_enabled(False):  # which would say less of what to do
         reading = read(model, call, values=values, key=jax.random.key(0), first_rows=True)
     fit.guide.latents(reading, fit.params)  # which sees whether inputs have as many columns
@@ -135,7 +138,7 @@ def scene_of(fit: Fit, call: Call, hyper: Params, once: bool) -> Scene:
     return Scene(model, fit.structure, call, reading, at, fit.nodes())
 
 
-def _counted(scene: Scene, count: Array) -> dict[str, Array]:
+def counted_rows(scene: Scene, count: Array) -> dict[str, Array]:
     """Which rows of each GP are data: all of them, where none is repeated."""
     rows = {name: at.process.rows for name, at in scene.at.items()}
     most = max(rows.values())
@@ -145,33 +148,18 @@ def _counted(scene: Scene, count: Array) -> dict[str, Array]:
 class _Found(NamedTuple):
     kept: dict[str, Any]
     error: Array
-    repeated_alike: Array  # whether rows that were repeated say what the last row says
 
 
 @partial(jax.jit, static_argnames="once")
 @full_precision()
 def _conditioned(fit: Fit, call: Call, hyper: Params, count: Array, once: bool) -> _Found:
     scene = scene_of(fit, call, hyper, once)
-    counted = _counted(scene, count)
     base = {name: at.start() for name, at in scene.at.items()}
     zero = {name: no_sites(at.process) for name, at in scene.at.items()}
-    local = {name: at.local(at.posterior(base[name])) for name, at in scene.at.items()}
-    gradients, _ = asked_for(scene, fit.rule, local, zero)
-    settled = settle(scene, fit.rule, base, zero, counted)
+    settled = settle(scene, fit.rule, base, zero, counted_rows(scene, count))
     carries = carries_of(scene, base, settled.sites)
     kept = {name: at.keep(carries[name]) for name, at in scene.at.items()}
-    return _Found(kept, settled.error, _alike(gradients, count))
-
-
-def _alike(gradients: Mapping[str, Any], count: Array) -> Array:
-    """Whether what the likelihood says of rows after the last one of the data is the same."""
-    same = []
-    for found in jax.tree.leaves(gradients):
-        rows = jnp.arange(found.shape[-1])
-        last = jnp.take(found, count - 1, axis=-1)[..., None]
-        close = jnp.abs(found - last) <= jnp.finfo(found.dtype).eps ** 0.5 * (1 + jnp.abs(last))
-        same.append(jnp.where(rows >= count, close, True).all())
-    return jnp.stack(same).all()
+    return _Found(kept, settled.error)
 
 
 @blas_threads()
@@ -180,16 +168,7 @@ def condition(fit: Fit, call: Call) -> Fit:
     """A fit with more data in it; see :meth:`numpyro_tsvgp.Fit.condition`."""
     check_fit("condition(result.fit, call)", fit)
     new = prepared(fit, call)
-
-    def run(new: NewData) -> _Found:
-        return _conditioned(bare(fit), new.call, new.hyper, jnp.asarray(new.points), new.once)
-
-    found = run(new)
-    if (
-        new.is_padded and not found.repeated_alike
-    ):  # a term reads other rows of the GPs than its own
-        new = new.unpadded()
-        found = run(new)
+    found = _conditioned(bare(fit), new.call, new.hyper, jnp.asarray(new.points), new.once)
     warn_unsettled(float(found.error))
     params = {**fit.params, **fit.guide.pack(found.kept)}
     longer = dataclasses.replace(fit, params=params, call=_joined(fit, new))
@@ -230,76 +209,3 @@ def _joined(fit: Fit, new: NewData) -> Call | None:
     whole = fit.call.whole
     joined = appended(canonical(fit.model, fit.call), new.given, new.rows)
     return joined.of_all_data() if whole else Call(joined.args, joined.kwargs)
-
-
-@partial(jax.jit, static_argnames="once")
-@full_precision()
-def _sites_at(
-    fit: Fit, call: Call, hyper: Params, count: Array, once: bool
-) -> tuple[dict[str, Any], dict[str, PointSites], Array]:
-    """The prior at some points, what the posterior asks of them, and whether repeats agree."""
-    model = EachOnce(fit.model) if once else fit.model
-    values = {**fit.params, **hyper}
-    reading = read(model, call, values=values, key=jax.random.key(0), first_rows=True)
-    latents = fit.guide.latents(reading, fit.params)
-    local = {name: a.marginals(process) for name, (process, a) in latents.items()}
-    at = {name: _AtPoints(process) for name, (process, _) in latents.items()}
-    scene = Scene(model, fit.structure, call, reading, at, fit.nodes())  # type: ignore[arg-type]
-    # Approximations for rules that need the sites of points keep these and need not be told.
-    rule = NaturalGradient() if fit.rule.needs_rows else fit.rule
-    none = {name: no_sites(process) for name, (process, _) in latents.items()}
-    gradients, sites = asked_for(scene, rule, local, none)
-    processes = {name: process for name, (process, _) in latents.items()}
-    return processes, masked(sites, _counted(scene, count)), _alike(gradients, count)
-
-
-class _AtPoints(NamedTuple):
-    """As much of a scene as gradients need."""
-
-    process: Any
-
-
-@blas_threads()
-@full_precision(on_cpu=False)
-def without(fit: Fit, call: Call) -> Fit:
-    """A fit with less data in it; see :meth:`numpyro_tsvgp.Fit.without`."""
-    check_fit("without(result.fit, call)", fit)
-    old = prepared(fit, call)
-    left = _left(fit, old)
-
-    def run(old: NewData) -> Any:
-        return _sites_at(bare(fit), old.call, old.hyper, jnp.asarray(old.points), old.once)
-
-    processes, sites, alike = run(old)
-    if old.is_padded and not alike:
-        processes, sites, _ = run(old.unpadded())
-    kept = {}
-    for name in fit.structure.gps:
-        approximation = fit.guide.unpack(name, fit.params)
-        kept[name] = approximation.without_points(processes[name], sites[name])
-    return dataclasses.replace(fit, params={**fit.params, **fit.guide.pack(kept)}, call=left)
-
-
-def _left(fit: Fit, old: NewData) -> Call | None:
-    """The training data without some rows, which must be there."""
-    if fit.call is None or is_divided(fit.call):
-        return None
-    data = canonical(fit.model, fit.call)
-    if old.rows is None or old.once:
-        raise ValueError(
-            f"The arguments {old.given.describe()} differ in more than the number of rows from "
-            f"those of the fit, {data.describe()}, so there is no way to see whether the fit has "
-            "these data points. Pass all else as it was."
-        )
-    rows = find_rows(data, old.given, old.rows)
-    if isinstance(rows, int):
-        raise ValueError(f"Row {-1 - rows} is not among the training data. {NOT_THERE}")
-    flags = is_rows(data, old.given, old.points) or old.rows
-    total = next(
-        leaf.shape[0] for leaf, yes in zip(jax.tree.leaves(data), flags, strict=True) if yes
-    )
-    if len(rows) == total:
-        raise ValueError("These are all of the data; without them there is no fit.")
-    stays = np.setdiff1d(np.arange(total), rows)
-    remaining = taken(data, old.rows, stays)
-    return remaining.of_all_data() if fit.call.whole else remaining

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +16,17 @@ from jax import Array
 
 from numpyro_tsvgp.gaussian.linalg import full_precision
 from numpyro_tsvgp.infer.predictions import predictive_integrals as integrals
+from numpyro_tsvgp.infer.predictions.filling import Filled, Rows, filled, first_rows
 from numpyro_tsvgp.infer.predictions.predictive_integrals import Kind, Source
 from numpyro_tsvgp.infer.predictions.predictive_sites import find_targets
-from numpyro_tsvgp.infer.predictions.predictor import Predictor
+from numpyro_tsvgp.infer.predictions.predictor import Predictor, make_predictor
 from numpyro_tsvgp.infer.steps.mixture import LEVELS, fine_nodes
 from numpyro_tsvgp.model.arguments import Call
 
-__all__ = ["Prediction", "Predictions", "predictions"]
+if TYPE_CHECKING:
+    from numpyro_tsvgp.infer.fit import Fit
+
+__all__ = ["Prediction", "Predictions", "predict", "predictions"]
 
 # Draws where a distribution has no cdf.
 _DRAWS = 4000
@@ -42,11 +47,13 @@ class Prediction:
       name: of the site.
       kind: what distribution it has given f.
       source: what it is an integral of.
+      rows: where rows of the source are repeated, or None if there are none such.
     """
 
     name: str
     kind: Kind
     source: Source
+    rows: Rows | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -60,6 +67,10 @@ class Prediction:
         Raises:
           ValueError: if the distribution has none, as that of categories.
         """
+        return self._cut(self._mean)
+
+    @cached_property
+    def _mean(self) -> Array:
         mean = self._integral(integrals.mean)
         if not isinstance(mean, jax.core.Tracer) and jnp.isnan(mean).all():
             raise ValueError(
@@ -71,12 +82,16 @@ class Prediction:
     @cached_property
     def variance(self) -> Array:
         """The variance, of f and of the data given f together."""
-        return self._integral(integrals.spread, self.mean)
+        return self._cut(self._variance)
+
+    @cached_property
+    def _variance(self) -> Array:
+        return self._integral(integrals.spread, self._mean)
 
     @property
     def std(self) -> Array:
         """The standard deviation."""
-        return jnp.sqrt(self.variance)
+        return self._cut(jnp.sqrt(self._variance))
 
     def log_prob(self, y: Any) -> Array:
         """Log predictive density, or probability, of data of the shape of the site.
@@ -88,7 +103,7 @@ class Prediction:
           One number for each of the data, or for each vector of them where the distribution is
           one of vectors.
         """
-        y = jnp.asarray(y)
+        y = y if isinstance(y, jax.Array) else jax.device_put(np.asarray(y))
         try:
             fits = jnp.broadcast_shapes(y.shape, self.shape) == self.shape
         except ValueError:
@@ -98,7 +113,10 @@ class Prediction:
                 f"y has shape {y.shape}, which does not broadcast to {self.shape}, the shape of "
                 f"site '{self.name}' at these inputs."
             )
-        return self._integral(integrals.log_prob, jnp.broadcast_to(y, self.shape), log=True)
+        y = jnp.broadcast_to(y, self.shape)
+        if self.rows is not None:
+            y = self.rows.fill(y)
+        return self._cut(self._integral(integrals.log_prob, y, log=True))
 
     @cached_property
     def probs(self) -> Array:
@@ -112,6 +130,10 @@ class Prediction:
                 f"Site '{self.name}' is {self.kind.family}, whose values cannot be listed. The "
                 "probability of one of them is exp(log_prob(y))."
             )
+        return self._cut(self._probs)
+
+    @cached_property
+    def _probs(self) -> Array:
         return self._integral(integrals.probabilities)
 
     def quantiles(self, q: Any) -> Array:
@@ -132,13 +154,13 @@ class Prediction:
         flat = jnp.asarray(q.ravel())
         found: Any
         if self.quantiles_from == "probabilities":
-            cumulative = jnp.cumsum(self.probs, -1)
+            cumulative = jnp.cumsum(self._probs, -1)
             reached = cumulative >= flat.reshape(-1, *[1] * cumulative.ndim) * cumulative[..., -1:]
-            found = self.kind.values[np.asarray(jnp.argmax(reached, -1))]
+            found = self.kind.values[np.asarray(self._cut(jnp.argmax(reached, -1), leading=1))]
         elif self.quantiles_from == "cdf":
-            found = self._bisect(flat)
+            found = self._cut(self._bisect(flat), leading=1)
         else:
-            draws = integrals.draw(self.source, jax.random.key(0), name=self.name, num=_DRAWS)
+            draws = self.sample(jax.random.key(0), _DRAWS)
             found = jnp.quantile(draws.astype(float), flat, axis=0)
         return jnp.asarray(found).reshape(q.shape + self.shape)
 
@@ -157,7 +179,8 @@ class Prediction:
 
     def sample(self, rng_key: Array, num: int) -> Array:
         """Draws of each of the data by itself, ``(num, *shape)``: they are not joint draws."""
-        return integrals.draw(self.source, rng_key, name=self.name, num=num)
+        draws = integrals.draw(self.source, rng_key, name=self.name, num=num)
+        return self._cut(draws, leading=1)
 
     def __repr__(self) -> str:
         text = f"{self.name} ~ {self.kind.family}, shape {self.shape}"
@@ -169,6 +192,10 @@ class Prediction:
             return text
         text += f": mean {m.min():.4g} to {m.max():.4g}, sd {s.min():.4g} to {s.max():.4g}"
         return text
+
+    def _cut(self, array: Array, leading: int = 0) -> Array:
+        """What belongs to rows that were asked for."""
+        return array if self.rows is None else self.rows.cut(array, leading)
 
     def _integral(self, visit: Callable[..., Any], *arrays: Array, log: bool = False) -> Array:
         return _refined(
@@ -182,9 +209,11 @@ class Prediction:
 
     def _bisect(self, q: Array) -> Array:
         try:
-            centre, scale = self.mean, self.std
+            centre, scale = self._mean, jnp.sqrt(self._variance)
         except ValueError:
-            centre, scale = jnp.zeros(self.shape), jnp.ones(self.shape)
+            shape = jnp.zeros(self.shape)
+            centre = shape if self.rows is None else self.rows.fill(shape)
+            scale = jnp.ones_like(centre)
         centre = jnp.where(jnp.isfinite(centre), centre, 0.0)
         scale = jnp.where(jnp.isfinite(scale) & (scale > 0), scale, 1.0)
 
@@ -279,12 +308,20 @@ class Predictions:
 
 
 @full_precision(on_cpu=False)
-def predictions(predictor: Predictor, call: Call) -> Predictions:
+def predict(fit: Fit, call: Call, num_hyper: int) -> Predictions:
+    """Predictive distributions of a fit; see :meth:`numpyro_tsvgp.Fit.predict`."""
+    # Filled before anything else is done with the arguments, so that all of it is shared.
+    fill = filled(fit.model, call, {**fit.params, **fit.hyper_at(call)})
+    return predictions(make_predictor(fit, fill.call, num_hyper), fill)
+
+
+@full_precision(on_cpu=False)
+def predictions(predictor: Predictor, fill: Filled) -> Predictions:
     """Predictive distributions of all sites that hold data.
 
     Args:
       predictor: a fit that is ready to predict.
-      call: arguments of the model, without the data.
+      fill: arguments of the model, without the data.
 
     Returns:
       The distributions.
@@ -292,8 +329,8 @@ def predictions(predictor: Predictor, call: Call) -> Predictions:
     Raises:
       ValueError: if there is none, or one that is not an integral over marginals of GPs.
     """
-    marginals = predictor.marginals(call)
-    targets = find_targets(predictor, call)
+    marginals = predictor.marginals(fill.call)
+    targets = find_targets(predictor, fill.call)
     assert predictor.model is not None
     source = Source(
         call=targets.call,
@@ -304,6 +341,27 @@ def predictions(predictor: Predictor, call: Call) -> Predictions:
         coordinates=targets.coordinates,
         dim=targets.dim,
     )
-    return Predictions(
-        {name: Prediction(name, integrals.kind_of(source, name), source) for name in targets.names}
-    )
+    if fill.rows is None:
+        return Predictions(
+            {n: Prediction(n, integrals.kind_of(source, n), source) for n in targets.names}
+        )
+    few = first_rows(marginals, fill.rows)
+    asked = dataclasses.replace(source, call=fill.given, marginals=few)
+    sites = {}
+    for name in targets.names:
+        kind, more = (integrals.kind_of(x, name) for x in (asked, source))
+        rows = _rows_of(kind, more)
+        if rows is None:
+            return predictions(predictor, fill.unfilled())
+        sites[name] = Prediction(name, kind, source, rows)
+    return Predictions(sites)
+
+
+def _rows_of(few: Kind, more: Kind) -> Rows | None:
+    """Where a site has rows, of which one kind has few and the other more; None if not along one
+    axis that its numbers lie along."""
+    pairs = list(zip(few.shape, more.shape, strict=True))
+    axes = [i for i, (a, b) in enumerate(pairs) if a != b]
+    if len(axes) != 1 or axes[0] >= len(pairs) - few.event_dim:
+        return None
+    return Rows(axes[0], *pairs[axes[0]])

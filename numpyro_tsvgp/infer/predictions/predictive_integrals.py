@@ -88,6 +88,7 @@ class Kind(NamedTuple):
     Attributes:
       family: name of its class.
       shape: of the data.
+      event_dim: how many of its last axes are those of one number of the distribution.
       discrete: whether data are whole numbers.
       has_cdf: whether it has a cumulative distribution function.
       enumerable: whether its values can be listed.
@@ -96,6 +97,7 @@ class Kind(NamedTuple):
 
     family: str
     shape: tuple[int, ...]
+    event_dim: int
     discrete: bool
     has_cdf: bool
     enumerable: bool
@@ -126,7 +128,9 @@ def kind_of(source: Source, name: str) -> Kind:
                 has_cdf = False
         discrete = bool(fn.support.is_discrete)
         family = type(fn).__name__.removesuffix("Logits").removesuffix("Probs")
-        found.append(Kind(family, shape, discrete, has_cdf, values is not None, values))
+        found.append(
+            Kind(family, shape, fn.event_dim, discrete, has_cdf, values is not None, values)
+        )
         return jnp.zeros(())
 
     jax.eval_shape(look, source)

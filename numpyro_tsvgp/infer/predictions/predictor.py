@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
@@ -17,6 +16,7 @@ from numpyro_tsvgp.gaussian.linalg import full_precision
 from numpyro_tsvgp.gaussian.quadrature import Marginals, Quadrature
 from numpyro_tsvgp.infer.guides.hyper import Params
 from numpyro_tsvgp.infer.guides.prediction import read_to_predict
+from numpyro_tsvgp.infer.predictions.filling import Filled, bucket, filled, first_rows
 from numpyro_tsvgp.infer.predictions.site_prior import SitePrior, parameters_of
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.read import Model
@@ -57,7 +57,7 @@ class SitePredictor:
         X = self.prior.inputs(X)
         if isinstance(X, jax.core.Tracer):
             return function(self, X)
-        return _first_rows(function(self, _padded(X, 0)), X.shape[0])
+        return first_rows(function(self, _padded(X, 0)), X.shape[0])
 
     def local(self, X: Array, loc: Array) -> Marginals:
         """Marginals, ``(functions, n)``, at inputs with a prior mean, of one draw of the stack."""
@@ -108,9 +108,10 @@ class Predictor:
     the GP sites; :meth:`predict` gives the distribution of the data there. ``predictor["f"]`` is
     one GP site as a function of its own inputs, and needs no model.
 
-    Rows are filled up to one of a few sizes, so that inputs of another number compile nothing of
-    weight anew. Where hyperparameters have a distribution, predictions are mixtures over draws of
-    them, as those of ``fit.marginals`` are.
+    Rows are filled up to one of a few sizes, so that another number of inputs compiles nothing of
+    weight anew; for :meth:`predict` nothing at all, unless the model looks at all of its rows at
+    once. Where hyperparameters have a distribution, predictions are mixtures over draws of them, as
+    those of ``fit.marginals`` are.
 
     Attributes:
       sites: the posterior of each GP site.
@@ -148,7 +149,7 @@ class Predictor:
             predictions,  # it is made of predictors
         )
 
-        return predictions(self, self.call(args, kwargs))
+        return predictions(self, self.filled(self.call(args, kwargs)))
 
     def call(self, args: tuple[Any, ...], kwargs: Any) -> Call:
         """Arguments of the model.
@@ -164,6 +165,12 @@ class Predictor:
             )
         return Call(args, kwargs).on_device()
 
+    def filled(self, call: Call) -> Filled:
+        """Arguments of the model with rows filled up to one of a few numbers of them."""
+        assert self.model is not None
+        hyper = jax.tree.map(lambda x: x[0], self.draws())
+        return filled(self.model, call, {**self.parameters, **hyper})
+
     def marginals(self, call: Call) -> dict[str, Marginals]:
         """Marginals of each GP site for each draw of hyperparameters, ``(draws, functions, n)``."""
         return self._marginals(call, average=False)
@@ -178,7 +185,7 @@ class Predictor:
             name: (_padded(X, 1), _padded(loc, loc.ndim - 1)) for name, (X, loc) in places.items()
         }
         found = _local(self.sites, padded, stacked=self.stacked, average=average)
-        return {name: _first_rows(q, rows[name]) for name, q in found.items()}
+        return {name: first_rows(q, rows[name]) for name, q in found.items()}
 
     def draws(self) -> Any:
         """Hyperparameters with a leading axis of draws."""
@@ -244,16 +251,6 @@ def _local(sites: Any, places: Any, *, stacked: bool, average: bool) -> dict[str
 
 # ---- rows in few sizes -----------------------------------------------------------------------
 
-_FEWEST_ROWS = 16
-
-
-def bucket(rows: int) -> int:
-    """The size that some rows are filled up to: four sizes for each power of two."""
-    if rows <= _FEWEST_ROWS:
-        return _FEWEST_ROWS
-    step = 2 ** max((rows - 1).bit_length() - 3, 0)
-    return -(-rows // step) * step
-
 
 def _padded(array: Array, axis: int) -> np.ndarray:
     """An array with its last row repeated; by NumPy, which has nothing to compile."""
@@ -261,10 +258,6 @@ def _padded(array: Array, axis: int) -> np.ndarray:
     widths = [(0, 0)] * array.ndim
     widths[axis] = (0, bucket(rows) - rows)
     return np.pad(np.asarray(array), widths, mode="edge")
-
-
-def _first_rows(tree: Any, rows: int) -> Any:
-    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[..., :rows]), tree)
 
 
 @full_precision(on_cpu=False)
