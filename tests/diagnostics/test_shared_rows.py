@@ -165,23 +165,29 @@ def test_against_refits(model):
 
 @pytest.mark.slow
 def test_two_gps_that_meet_are_exact_once_refined():
-    """A product of two posteriors, refitted in formulas: coordinate ascent."""
+    """A product of two posteriors, refitted in formulas: coordinate ascent.
+
+    A weak second function and much noise: two hundred half steps then leave 1e-12 of the distance,
+    where with the noise of the other tests, whose functions pull at one another, they leave 0.1.
+    """
+    noise = 1.0
+    weak = 0.2 * kernels.RBF(0.8)
 
     def model(t, x, group, y=None):
-        u = numpyro.sample("u", GP(kernels.RBF(0.8), t, jitter=1e-10))
+        u = numpyro.sample("u", GP(weak, t, jitter=1e-10))
         f = numpyro.sample("f", GP(kernels.Matern32(0.3), x, jitter=1e-10))
         with numpyro.plate("data", group.shape[0]):
-            numpyro.sample("y", dist.Normal(f + u[group], NOISE), obs=y)
+            numpyro.sample("y", dist.Normal(f + u[group], noise), obs=y)
 
-    fit = fitted(model, T, X, GROUP, Y, steps=300, rate=0.5)
-    Ku = np.asarray(kernels.RBF(0.8)(T, T)) + 1e-10 * np.eye(GROUPS)
+    fit = fitted(model, T, X, GROUP, Y, steps=200, rate=0.5)
+    Ku = np.asarray(weak(T, T)) + 0.2e-10 * np.eye(GROUPS)
     Kf = np.asarray(kernels.Matern32(0.3)(X, X)) + 1e-10 * np.eye(N)
     A = np.eye(GROUPS)[GROUP]
-    found = pointwise(loo(fit, refine=300, threshold=1.0))
+    found = pointwise(loo(fit, refine=200, threshold=1.0))
     frame = cavities.Frame.of(fit, {})
-    q = cavities.refine(frame, cavities.at_points(frame), 300)
+    q = cavities.refine(frame, cavities.at_points(frame), 200)
     for i in (0, 6, 12):
-        W = np.diag((np.arange(N) != i) / NOISE**2)
+        W = np.diag((np.arange(N) != i) / noise**2)
         Su = np.linalg.inv(np.linalg.inv(Ku) + A.T @ W @ A)
         Sf = np.linalg.inv(np.linalg.inv(Kf) + W)
         u, f = np.zeros(GROUPS), np.zeros(N)
@@ -189,7 +195,7 @@ def test_two_gps_that_meet_are_exact_once_refined():
             u = Su @ A.T @ W @ (Y - f)
             f = Sf @ W @ (Y - A @ u)
         g = GROUP[i]
-        variance = Su[g, g] + Sf[i, i] + NOISE**2
+        variance = Su[g, g] + Sf[i, i] + noise**2
         moments = [
             q["u"].mean[0, i],
             q["f"].mean[0, i],
@@ -197,8 +203,8 @@ def test_two_gps_that_meet_are_exact_once_refined():
             q["f"].variance[0, i],
         ]
         np.testing.assert_allclose(moments, [u[g], f[i], Su[g, g], Sf[i, i]], rtol=1e-7, atol=1e-8)
-        # The integral over the two of them is by nodes, which are right to four digits here.
-        assert found[i] == pytest.approx(norm.logpdf(Y[i], u[g] + f[i], variance**0.5), abs=1e-4)
+        # The integral over the two of them is by nodes, which are right to five digits here.
+        assert found[i] == pytest.approx(norm.logpdf(Y[i], u[g] + f[i], variance**0.5), abs=1e-5)
 
 
 @pytest.mark.slow
