@@ -73,6 +73,16 @@ class GP(dist.Distribution):
     pytree_data_fields = ("kernel", "X", "loc", "jitter")
     pytree_aux_fields = ("_own_ndims",)
 
+    # NumPyro collects fields in a set, whose order is another in each process. Programs would be,
+    # too, and a cache of compiled ones would not find them.
+    @classmethod
+    def gather_pytree_data_fields(cls) -> tuple[str, ...]:
+        return tuple(sorted(super().gather_pytree_data_fields()))
+
+    @classmethod
+    def gather_pytree_aux_fields(cls) -> tuple[str, ...]:
+        return tuple(sorted(super().gather_pytree_aux_fields()))
+
     # Not a field of the pytree, as it may close over tracers: a GP rebuilt from one has this.
     mean_function: Callable[[Any], Any] | None = None
 
@@ -91,7 +101,8 @@ class GP(dist.Distribution):
         n = self.X.shape[0]
         if n == 0:
             raise ValueError(f"The inputs X of a GP are empty: their shape is {self.X.shape}.")
-        block = jax.eval_shape(lambda x: self.kernel(x, x), self.X[:1])
+        one = jax.ShapeDtypeStruct((1, *self.X.shape[1:]), self.X.dtype)
+        block = jax.eval_shape(lambda x: self.kernel(x, x), one)
         if block.shape[-2:] != (1, 1):
             raise ValueError(
                 f"The kernel returned shape {block.shape} for one row of inputs; a kernel maps "

@@ -61,11 +61,16 @@ def prior_hyperparameters(fit: Fit, key: Array, num: int) -> dict[str, Array]:
     if not all(can_be_sampled(trace[name]["fn"]) for name in fit.structure.above):
         raise NotImplementedError("A prior of the model cannot be sampled.")
 
+    return _from_prior(fit, jax.random.split(key, num))
+
+
+@jax.jit
+def _from_prior(fit: Fit, keys: Array) -> dict[str, Array]:
     def one(key: Array) -> dict[str, Array]:
         trace = read(fit.model, fit.data, values=fit.params, key=key).trace
         return {name: trace[name]["value"] for name in fit.structure.above}
 
-    return lax.map(one, jax.random.split(key, num))
+    return lax.map(one, keys)
 
 
 def draw(

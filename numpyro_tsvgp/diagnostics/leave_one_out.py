@@ -124,22 +124,21 @@ def loo(
     refresh = None if collapsed is None else collapsed.refresh
     layout = Frame.of(fit, fit.hyper).layout
 
-    def at(fit: Fit, hyper: Params) -> tuple[Array, Array, Array]:
-        return densities_at(fit, hyper, layout, refine)
-
-    @jax.jit
-    def at_each(fit: Fit, draws: Params) -> tuple[Array, Array, Array]:
-        def one(hyper: Params) -> tuple[Array, Array, Array]:
-            here = fit if refresh is None else fit.refreshed(hyper, refresh)
-            return at(here, hyper)
-
-        return lax.map(one, draws)
-
-    if draws is None:
-        without, density, leverage = jax.jit(at)(fit, fit.hyper)
+    # Rows that data points share are a part of the program, which is then made anew.
+    given = layout.term_group, layout.frame
+    if draws is None and layout.shared is None:
+        without, density, leverage = _at_point(fit, *given, refine)
+    elif draws is None:
+        at = jax.jit(lambda fit: densities_at(fit, fit.hyper, layout, refine))
+        without, density, leverage = at(fit)
     else:
-        without, density, leverage = at_each(fit, draws)
-        leverage = leverage.mean(0)
+        if layout.shared is None:
+            found = _at_each(fit, draws, *given, refine, refresh)
+        else:
+            found = jax.jit(lambda fit, draws: _each(fit, draws, layout, refine, refresh))(
+                fit, draws
+            )
+        without, density, leverage = found[0], found[1], found[2].mean(0)
     rows = np.flatnonzero(observed_rows(layout, fit.read()))
     without, density, leverage = (np.asarray(x)[..., rows] for x in (without, density, leverage))
     return _summary(
@@ -203,9 +202,28 @@ def _summary(
     )
 
 
-@partial(jax.jit, static_argnums=2)
-def _of_batch(fit: Fit, term_group: Any, frame: LayoutFrame) -> tuple[Array, Array, Array]:
-    return densities_at(fit, fit.hyper, frame.with_rows(term_group), 0)
+@partial(jax.jit, static_argnames=("frame", "refine"))
+def _at_point(
+    fit: Fit, term_group: Any, frame: LayoutFrame, refine: int
+) -> tuple[Array, Array, Array]:
+    return densities_at(fit, fit.hyper, frame.with_rows(term_group), refine)
+
+
+@partial(jax.jit, static_argnames=("frame", "refine", "refresh"))
+def _at_each(
+    fit: Fit, draws: Params, term_group: Any, frame: LayoutFrame, refine: int, refresh: int | None
+) -> tuple[Array, Array, Array]:
+    return _each(fit, draws, frame.with_rows(term_group), refine, refresh)
+
+
+def _each(
+    fit: Fit, draws: Params, layout: Layout, refine: int, refresh: int | None
+) -> tuple[Array, Array, Array]:
+    def one(hyper: Params) -> tuple[Array, Array, Array]:
+        here = fit if refresh is None else fit.refreshed(hyper, refresh)
+        return densities_at(here, hyper, layout, refine)
+
+    return lax.map(one, draws)
 
 
 def _over_batches(
@@ -225,7 +243,7 @@ def _over_batches(
                 "loo over batches needs GPs with a row for each data point, and here data points "
                 "share rows of a GP. Use loo on a part of the data, fit.with_data."
             )
-        found = _of_batch(one, layout.term_group, layout.frame)
+        found = _at_point(one, layout.term_group, layout.frame, 0)
         observed = observed_rows(layout, one.read())
         here = start + np.flatnonzero(observed)
         part = np.stack([np.asarray(values) for values in found])

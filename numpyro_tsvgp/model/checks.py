@@ -8,7 +8,7 @@ from __future__ import annotations
 import traceback
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from contextlib import nullcontext
 
 import jax
 import numpy as np
@@ -29,7 +29,9 @@ from numpyro_tsvgp.model.density_checks import (
     check_density,
     check_differentiable,
     check_ranges,
+    standard_scores,
 )
+from numpyro_tsvgp.model.first_look import Latents, Looks, is_noise, latents_of
 from numpyro_tsvgp.model.read import (
     GPSite,
     Message,
@@ -41,22 +43,20 @@ from numpyro_tsvgp.model.read import (
     read,
 )
 from numpyro_tsvgp.model.scale_checks import check_scales
-from numpyro_tsvgp.model.structure import Structure, hyper_sites, latents_below, moves_with, unread
+from numpyro_tsvgp.model.structure import Structure, hyper_sites
 from numpyro_tsvgp.model.sums import reads_sums
 from numpyro_tsvgp.model.wrapped import unwrapped
 
 __all__ = ["inspect"]
 
-# Inputs at which a kernel is looked at.
-_SOME = 8
 
-
-def inspect(model: Model, call: Call) -> tuple[Structure, Reading]:
+def inspect(model: Model, call: Call, looks: Looks | None = None) -> tuple[Structure, Reading]:
     """Reads a model at its data, checks that t-SVGP fits it, and returns its structure.
 
     Args:
       model: the NumPyro model.
       call: its arguments, with the data.
+      looks: compiled programs of the model, from an earlier call.
 
     Returns:
       The structure of the model, and the reading it was found in.
@@ -72,13 +72,19 @@ def inspect(model: Model, call: Call) -> tuple[Structure, Reading]:
             "jax.vmap(lambda y: svi.update(state, X, y))(many) goes on from it. A random key may "
             "be traced: jax.vmap(lambda key: svi.init(key, X, y))(keys)."
         )
-    with jax.ensure_compile_time_eval():  # where a key is traced, the data are not
-        return _inspect(model, call)
+    # Where a key is traced, the data are not. Where nothing is, the analyses below are not to
+    # evaluate what they only trace.
+    traced = isinstance(jax.random.key(0), jax.core.Tracer)
+    with jax.ensure_compile_time_eval() if traced else nullcontext():
+        return _inspect(model, call, Looks(model) if looks is None else looks)
 
 
-def _inspect(model: Model, call: Call) -> tuple[Structure, Reading]:
+def _inspect(model: Model, call: Call, looks: Looks) -> tuple[Structure, Reading]:
+    # Numbers of compiled programs, where the model can be compiled; None where it cannot.
+    look = looks.first(call)
+    values = None if look is None else look.values
     try:
-        reading = read(model, call, key=jax.random.key(0), first_rows=True)
+        reading = read(model, call, values=values, key=jax.random.key(0), first_rows=True)
     except Exception as error:
         error.add_note(
             "The model was run once on its data, before the fit, with arguments "
@@ -91,31 +97,37 @@ def _inspect(model: Model, call: Call) -> tuple[Structure, Reading]:
     _check_there_is_something_to_fit(trace)
     observed = {name: site for name, site in trace.items() if is_observed(site)}
     for name, site in reading.gps.items():
-        _check_gp(name, site, trace[name], observed)
+        _check_gp(name, site, trace[name], observed, None if look is None else look.noise[name])
     for name, message in observed.items():
         check_shape(name, message, reading)
-    check_values(reading)
+    check_values(reading, None if look is None else look.supports)
     for name, message in observed.items():
         check_order(name, message, reading)
     for rows in readings_of_all_rows(model, reading, call):
         check_values(rows)
-    below = latents_below(model, reading, call)
-    ignored = unread(model, reading, call, below)
-    below -= ignored
-    latents = [name for name, site in trace.items() if is_latent(site) and name not in ignored]
+    found = latents_of(model, reading, call) if look is None else look.latents
+    below = found.below
+    latents = [
+        name for name, site in trace.items() if is_latent(site) and name not in found.ignored
+    ]
     for name in latents:
         _check_hyperparameter(name, trace[name], observed, below=name in below)
-    _check_not_deep(model, reading, call)
+    _check_not_deep(found)
     # What the first batch does not show, another one may.
     everywhere, all_rows = of_all_rows(model, reading, call)
     try:
         axes, dim, proven = couplings(everywhere, all_rows, call, sorted(below))
-        check_ranges(everywhere, all_rows, call, below)
-        check_density(everywhere, all_rows, call, below)
+        likelihood = None
+        if look is not None:
+            likelihood = looks.likelihood(call, look.values, below, standard_scores(all_rows))
+        ranges, densities = (None, None) if likelihood is None else likelihood
+        check_ranges(everywhere, all_rows, call, below, ranges)
+        check_density(everywhere, all_rows, call, below, densities)
     except Exception as error:
         check_differentiable(everywhere, all_rows, call, below, error)
         raise
-    check_scales(model, reading, call)
+    if look is None or look.off_scale:
+        check_scales(model, reading, call)
     structure = Structure(
         gps=tuple(reading.gps),
         hyper=hyper_sites(reading, latents),
@@ -182,7 +194,13 @@ def _check_there_is_something_to_fit(trace: Mapping[str, Message]) -> None:
         )
 
 
-def _check_gp(name: str, site: GPSite, message: Message, observed: Mapping[str, Message]) -> None:
+def _check_gp(
+    name: str,
+    site: GPSite,
+    message: Message,
+    observed: Mapping[str, Message],
+    noise: Array | None,
+) -> None:
     for frame in message["cond_indep_stack"]:
         # A plate of the data's size around the GP, whose size no other plate of the data has.
         if frame.size == site.rows > 1 and any(
@@ -216,18 +234,15 @@ def _check_gp(name: str, site: GPSite, message: Message, observed: Mapping[str, 
                 f"columns, so that one value of the GP would stand for all {shape[1]} data points. "
                 "Rows are data points: pass X.T."
             )
-    _check_kernel(name, site)
+    _check_kernel(name, site, noise)
 
 
-@jax.jit
-def _is_noise(kernel: Any, X: Array) -> Array:
-    diagonal = kernel.diag(X)
-    return (diagonal > 0).any() & (kernel.noise(X) == diagonal).all()
+_is_noise = jax.jit(is_noise)
 
 
-def _check_kernel(name: str, site: GPSite) -> None:
+def _check_kernel(name: str, site: GPSite, noise: Array | None) -> None:
     """A kernel that is noise alone says nothing of the same inputs in another array."""
-    if _is_noise(site.gp.kernel, site.gp.X[:_SOME]):
+    if _is_noise(site.gp.kernel, site.gp.X) if noise is None else noise:
         raise ValueError(
             f"The kernel of GP site '{name}' is noise alone: kernel(X, X) is not zero, but "
             "kernel(X, X.copy()) is, so the GP has no value at given inputs that predictions could "
@@ -277,12 +292,10 @@ def _check_hyperparameter(
             )
 
 
-def _check_not_deep(model: Model, reading: Reading, call: Call) -> None:
+def _check_not_deep(found: Latents) -> None:
     """The prior of a GP must not depend on the values of GPs."""
-    values = {name: reading.trace[name]["value"] for name in reading.gps}
-    for name, parts in moves_with(model, reading, call, values).items():
-        if any(parts.values()):
-            raise ValueError(
-                f"The inputs, mean or kernel of GP site '{name}' depend on the value of another "
-                "GP. Deep GPs are not supported: t-SVGP needs GPs whose priors are independent."
-            )
+    for name in found.deep:
+        raise ValueError(
+            f"The inputs, mean or kernel of GP site '{name}' depend on the value of another "
+            "GP. Deep GPs are not supported: t-SVGP needs GPs whose priors are independent."
+        )

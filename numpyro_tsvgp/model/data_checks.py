@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from inspect import getattr_static
 from typing import Any
 
@@ -23,6 +24,7 @@ __all__ = [
     "check_shape",
     "check_values",
     "first_where",
+    "in_supports",
     "shown_index",
     "where_not_finite",
 ]
@@ -106,11 +108,41 @@ def _is_sorted(values: np.ndarray) -> bool:
     return bool((steps > 0).all() or (steps < 0).all())
 
 
-def check_values(reading: Reading) -> None:
+def in_supports(reading: Reading) -> dict[str, Array]:
+    """Which data lie in the support of their distribution.
+
+    Args:
+      reading: a reading of a model, traced or not.
+
+    Returns:
+      By observed site whose distribution has a support, one boolean for each event.
+    """
+    found = {}
+    for name, site in reading.trace.items():
+        fn = _with_support(site) if is_observed(site) else None
+        if fn is not None:
+            value = jnp.asarray(site["value"])
+            value = jnp.broadcast_to(value, jnp.broadcast_shapes(value.shape, fn.shape()))
+            found[name] = fn.support(value)
+    return found
+
+
+def _with_support(site: Message) -> Any:
+    """The distribution of data inside of masks, or None where there is no support to lie in."""
+    fn = site["fn"]
+    while isinstance(fn, dist.MaskedDistribution):
+        fn = fn.base_dist
+    # A distribution of the user's own need not have a support.
+    nothing = isinstance(fn, dist.Unit) or np.size(site["value"]) == 0 or fn.support is None
+    return None if nothing else fn
+
+
+def check_values(reading: Reading, supports: Mapping[str, Array] | None = None) -> None:
     """Inputs must be finite, and data must be there and in the support of their distribution.
 
     Args:
       reading: a reading of a model, of any rows of its data.
+      supports: what :func:`in_supports` says of it, if that is known.
 
     Raises:
       ValueError: if a value is not, naming the site and the row.
@@ -124,18 +156,15 @@ def check_values(reading: Reading) -> None:
                 f"The inputs X of GP site '{name}' have the value {X[where]} at index "
                 f"{shown_index((row, *where[1:]))}. Remove or impute rows with missing inputs."
             )
-    for name, message in reading.trace.items():
-        if is_observed(message):
-            _check_values(name, message, reading)
+    supports = in_supports(reading) if supports is None else supports
+    for name, inside in supports.items():
+        _check_values(name, reading.trace[name], reading, np.asarray(inside))
 
 
-def _check_values(name: str, site: Message, reading: Reading) -> None:
+def _check_values(name: str, site: Message, reading: Reading, in_support: np.ndarray) -> None:
     fn, mask = unmasked(site["fn"])
     value = np.asarray(site["value"])
-    if isinstance(fn, dist.Unit) or value.size == 0 or fn.support is None:
-        return  # a distribution of the user's own need not have a support
     value = np.broadcast_to(value, np.broadcast_shapes(value.shape, fn.shape()))
-    in_support = np.asarray(fn.support(jnp.asarray(value)))  # one entry for each event
     event_axes = tuple(range(in_support.ndim, value.ndim))
     missing = np.isnan(value).any(event_axes) if value.dtype.kind == "f" else False
     infinite = np.isinf(value).any(event_axes) if value.dtype.kind == "f" else False
@@ -170,17 +199,10 @@ def any_bad(reading: Reading) -> Array:
       A boolean scalar.
     """
     found = [~jnp.isfinite(site.gp.X).all() for site in reading.gps.values()]
-    for site in reading.trace.values():
-        if not is_observed(site):
-            continue
-        fn, mask = site["fn"], jnp.array(True)
-        while isinstance(fn, dist.MaskedDistribution):
-            fn, mask = fn.base_dist, mask & fn._mask
-        value = jnp.asarray(site["value"])
-        if isinstance(fn, dist.Unit) or value.size == 0 or fn.support is None:
-            continue
+    for name, in_support in in_supports(reading).items():
+        fn, mask = unmasked(reading.trace[name]["fn"])
+        value = jnp.asarray(reading.trace[name]["value"])
         value = jnp.broadcast_to(value, jnp.broadcast_shapes(value.shape, fn.shape()))
-        in_support = fn.support(value)
         missing = jnp.isnan(value).any(tuple(range(in_support.ndim, value.ndim)))
         found.append(((missing | ~in_support) & mask).any())
     return jnp.stack(found).any()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,17 @@ from numpyro_tsvgp.model.likelihood import log_likelihood
 from numpyro_tsvgp.model.read import Message, Model, Reading, is_observed, run_with
 from numpyro_tsvgp.model.wrapped import unmasked, unwrapped
 
-__all__ = ["check_density", "check_differentiable", "check_ranges", "leaves_range"]
+__all__ = [
+    "Densities",
+    "Ranges",
+    "check_density",
+    "check_differentiable",
+    "check_ranges",
+    "densities_at",
+    "leaves_range",
+    "ranges_at",
+    "standard_scores",
+]
 
 # Constraints that are known once other parameters are, and that wrap around.
 _UNRANGED = (type(dist.constraints.dependent), type(dist.constraints.circular))
@@ -33,19 +44,150 @@ _LINKS = (
 )
 
 
-def _check_finite(model: Model, reading: Reading, call: Call, values: Mapping[str, Any]) -> None:
-    """The log density of every data point must be finite: of minus infinity there is no bound."""
+class Ranges(NamedTuple):
+    """What parameters of the likelihood are at draws of the GPs from their prior, and far from it.
+
+    Attributes:
+      inside: by observed site, which data lie in the support there.
+      outside: by what a message calls it, whether a parameter leaves its range.
+      far_inside: the same where GPs are a few standard deviations from their mean.
+      far_outside: the same, with what over- or underflows let pass.
+    """
+
+    inside: dict[str, Array]
+    outside: OrderedDict[str, Array]
+    far_inside: dict[str, Array]
+    far_outside: OrderedDict[str, Array]
+
+
+class Densities(NamedTuple):
+    """What the density of the data is at values of the GPs near their prior mean.
+
+    Attributes:
+      is_finite: whether its gradient is finite.
+      moves: by GP site, whether the gradient is not zero everywhere.
+      log_probs: by observed site, the log density of each data point.
+    """
+
+    is_finite: Array
+    moves: dict[str, Array]
+    log_probs: dict[str, Array]
+
+
+def standard_scores(reading: Reading) -> dict[str, np.ndarray]:
+    """Standard normal numbers for the values of all GP sites, the same in every call."""
+    rng = np.random.RandomState(0)
+    return {
+        name: rng.standard_normal((site.functions, site.rows)) for name, site in reading.gps.items()
+    }
+
+
+def _near_mean(reading: Reading, scores: Mapping[str, Any]) -> dict[str, Array]:
+    return {
+        name: site.loc + jnp.asarray(0.5 * scores[name], site.loc.dtype)
+        for name, site in reading.gps.items()
+    }
+
+
+def _gradient(
+    model: Model, reading: Reading, call: Call, below: Collection[str]
+) -> Callable[[dict[str, Array], dict[str, Any]], dict[str, Array]]:
+    """The compiled gradient of the log-likelihood in values of the GPs, given hyperparameters."""
+
+    def gradient(values: dict[str, Array], hyper: dict[str, Any]) -> dict[str, Array]:
+        here = reading._replace(pinned={**reading.pinned, **hyper})
+        return jax.grad(log_likelihood(model, here, call, below))(values)
+
+    return jax.jit(gradient)
+
+
+def densities_at(
+    model: Model,
+    reading: Reading,
+    call: Call,
+    below: Collection[str],
+    scores: Mapping[str, Any],
+) -> Densities:
+    """Evaluates the density of the data near the prior mean of the GPs.
+
+    Args:
+      model: the NumPyro model.
+      reading: a reading of it, traced or not.
+      call: its arguments.
+      below: latent variables whose density depends on GPs.
+      scores: :func:`standard_scores`.
+
+    Returns:
+      What :func:`check_density` looks at.
+    """
+    values = _near_mean(reading, scores)
+    found = _gradient(model, reading, call, below)(values, hyper_values(reading))
     gps = {name: reading.gps[name].unflatten(value) for name, value in values.items()}
     with numpyro.validation_enabled(False):
         trace = run_with(model, call, {**reading.pinned, **gps})
-    for name, site in trace.items():
-        if not is_observed(site) or isinstance(unwrapped(site["fn"]), dist.Unit):
-            continue
-        log_prob = np.asarray(site["fn"].log_prob(site["value"]))
+    return Densities(
+        jnp.array([jnp.isfinite(g).all() for g in found.values()]).all(),
+        {name: (g != 0).any() for name, g in found.items()},
+        {
+            name: site["fn"].log_prob(site["value"])
+            for name, site in trace.items()
+            if is_observed(site) and not isinstance(unwrapped(site["fn"]), dist.Unit)
+        },
+    )
+
+
+def check_density(
+    model: Model,
+    reading: Reading,
+    call: Call,
+    below: Collection[str],
+    found: Densities | None = None,
+) -> None:
+    """The log-likelihood must have a finite gradient near the prior mean of the GPs, not all zero.
+
+    Args:
+      model: the NumPyro model.
+      reading: a reading of it.
+      call: its arguments.
+      below: latent variables whose density depends on GPs.
+      found: what :func:`densities_at` says of it, if that is known.
+
+    Raises:
+      ValueError: if it has not.
+    """
+    scores = standard_scores(reading)
+    found = densities_at(model, reading, call, below, scores) if found is None else found
+    if not found.is_finite:
+        raise ValueError(
+            "The log-likelihood has no finite gradient at values of the GPs near their prior "
+            "mean. Check that the data lie in the support of the likelihood and that its "
+            "parameters are valid for every real value of f (a scale needs jnp.exp(f), a "
+            "probability a link function)."
+        )
+    _check_finite(reading, found.log_probs)
+    flat = [name for name, moves in found.moves.items() if not moves]
+    if flat:  # unless a coefficient that happens to start at zero is why
+        rng = np.random.RandomState(1)
+        hyper = {name: nudged(value, rng) for name, value in hyper_values(reading).items()}
+        again = _gradient(model, reading, call, below)(_near_mean(reading, scores), hyper)
+        flat = [name for name in flat if not bool((again[name] != 0).any())]
+    if flat:
+        raise ValueError(
+            f"The likelihood does not depend on GP site '{flat[0]}', or is constant wherever it "
+            "was looked at: its gradient is zero at every data point, so the posterior would be "
+            "the prior. Check that the value of the GP enters the likelihood, and that it does so "
+            "smoothly (jax.nn.sigmoid(f) rather than jnp.where(f > 0, ...))."
+        )
+
+
+def _check_finite(reading: Reading, log_probs: Mapping[str, Array]) -> None:
+    """The log density of every data point must be finite: of minus infinity there is no bound."""
+    for name, found in log_probs.items():
+        log_prob = np.asarray(found)
         where = first_where(np.isinf(log_prob))
         if where is None:
             continue
-        data = np.asarray(site["value"])
+        data = np.asarray(reading.trace[name]["value"])
         at = f", where its value is {data[where]}" if data.shape == log_prob.shape else ""
         raise ValueError(
             f"The log density of the data of site '{name}' is {log_prob[where]} at index "
@@ -56,55 +198,8 @@ def _check_finite(model: Model, reading: Reading, call: Call, values: Mapping[st
         )
 
 
-def check_density(model: Model, reading: Reading, call: Call, below: set[str]) -> None:
-    """The log-likelihood must have a finite gradient near the prior mean of the GPs, not all zero.
-
-    Args:
-      model: the NumPyro model.
-      reading: a reading of it.
-      call: its arguments.
-      below: latent variables whose density depends on GPs.
-
-    Raises:
-      ValueError: if it has not.
-    """
-    rng = np.random.RandomState(0)
-    values = {
-        name: site.loc
-        + jnp.asarray(0.5 * rng.standard_normal((site.functions, site.rows)), site.loc.dtype)
-        for name, site in reading.gps.items()
-    }
-
-    @jax.jit
-    def gradient(values: dict[str, Array], hyper: dict[str, Any]) -> dict[str, Array]:
-        here = reading._replace(pinned={**reading.pinned, **hyper})
-        return jax.grad(log_likelihood(model, here, call, below))(values)
-
-    hyper = hyper_values(reading)
-    found = gradient(values, hyper)
-    if not all(bool(jnp.isfinite(g).all()) for g in found.values()):
-        raise ValueError(
-            "The log-likelihood has no finite gradient at values of the GPs near their prior "
-            "mean. Check that the data lie in the support of the likelihood and that its "
-            "parameters are valid for every real value of f (a scale needs jnp.exp(f), a "
-            "probability a link function)."
-        )
-    _check_finite(model, reading, call, values)
-    flat = [name for name, g in found.items() if not bool((g != 0).any())]
-    if flat:  # unless a coefficient that happens to start at zero is why
-        found = gradient(values, {name: nudged(value, rng) for name, value in hyper.items()})
-        flat = [name for name in flat if not bool((found[name] != 0).any())]
-    if flat:
-        raise ValueError(
-            f"The likelihood does not depend on GP site '{flat[0]}', or is constant wherever it "
-            "was looked at: its gradient is zero at every data point, so the posterior would be "
-            "the prior. Check that the value of the GP enters the likelihood, and that it does so "
-            "smoothly (jax.nn.sigmoid(f) rather than jnp.where(f > 0, ...))."
-        )
-
-
 def check_differentiable(
-    model: Model, reading: Reading, call: Call, below: set[str], error: Exception
+    model: Model, reading: Reading, call: Call, below: Collection[str], error: Exception
 ) -> None:
     """Says in words that JAX has no gradient of a density, if that is what an error was about.
 
@@ -139,7 +234,42 @@ def check_differentiable(
             ) from error
 
 
-def check_ranges(model: Model, reading: Reading, call: Call, below: set[str]) -> None:
+def ranges_at(
+    model: Model,
+    reading: Reading,
+    call: Call,
+    below: Collection[str],
+    scores: Mapping[str, Any],
+) -> Ranges:
+    """Evaluates the parameters of the likelihood at draws of the GPs, and far from their mean.
+
+    Args:
+      model: the NumPyro model.
+      reading: a reading of it, traced or not.
+      call: its arguments.
+      below: latent variables whose density depends on GPs.
+      scores: :func:`standard_scores`.
+
+    Returns:
+      What :func:`check_ranges` looks at.
+    """
+    far = {name: jnp.where(jnp.asarray(z) > 0, _FAR, -_FAR) for name, z in scores.items()}
+    likely, distant = (_at_scores(model, reading, call, given) for given in (scores, far))
+    return Ranges(
+        _inside(likely),
+        _outside_of_range(likely, below),
+        _inside(distant),
+        _outside_of_range(distant, below, rounding=True),
+    )
+
+
+def check_ranges(
+    model: Model,
+    reading: Reading,
+    call: Call,
+    below: Collection[str],
+    found: Ranges | None = None,
+) -> None:
     """Parameters of the likelihood must be valid at draws of the GPs, where they depend on them.
 
     Where they are, but not a few standard deviations from the prior mean, there is a warning.
@@ -149,23 +279,23 @@ def check_ranges(model: Model, reading: Reading, call: Call, below: set[str]) ->
       reading: a reading of it.
       call: its arguments.
       below: latent variables whose density depends on GPs.
+      found: what :func:`ranges_at` says of it, if that is known.
 
     Raises:
       ValueError: if one is not.
     """
-    noise = _scores(reading)
-    far = {name: _FAR * np.where(z > 0, 1.0, -1.0) for name, z in noise.items()}
-    likely, distant = (_at_scores(model, reading, call, scores) for scores in (noise, far))
-    _check_support(likely)
-    _check_support(distant)
-    outside = _outside_of_range(likely, below)
-    if outside is not None:
-        raise ValueError(
-            f"{outside} leaves its range at values of the GPs that their prior calls likely. A GP "
-            f"takes all real values: {_LINKS}."
-        )
-    outside = _outside_of_range(distant, below, rounding=True)
-    if outside is not None:
+    if found is None:
+        found = ranges_at(model, reading, call, below, standard_scores(reading))
+    _check_support(reading, found.inside)
+    _check_support(reading, found.far_inside)
+    for outside, leaves in found.outside.items():
+        if leaves:
+            raise ValueError(
+                f"{outside} leaves its range at values of the GPs that their prior calls likely. A "
+                f"GP takes all real values: {_LINKS}."
+            )
+    outside = next((words for words, leaves in found.far_outside.items() if leaves), "")
+    if outside:
         warnings.warn(
             f"{outside} leaves its range where a GP is {_FAR:g} prior standard deviations from its "
             f"mean. Data may take it there, and a step would then not be finite: {_LINKS}.",
@@ -173,7 +303,7 @@ def check_ranges(model: Model, reading: Reading, call: Call, below: set[str]) ->
         )
 
 
-def leaves_range(model: Model, reading: Reading, call: Call, below: Iterable[str]) -> str | None:
+def leaves_range(model: Model, reading: Reading, call: Call, below: Collection[str]) -> str | None:
     """A parameter of the likelihood that is not valid at draws of the GPs, or None.
 
     Args:
@@ -185,19 +315,13 @@ def leaves_range(model: Model, reading: Reading, call: Call, below: Iterable[str
     Returns:
       The beginning of a sentence about it.
     """
-    trace = _at_scores(model, reading, call, _scores(reading))
-    return _outside_of_range(trace, set(below), rounding=True)
-
-
-def _scores(reading: Reading) -> dict[str, np.ndarray]:
-    rng = np.random.RandomState(0)
-    return {
-        name: rng.standard_normal((site.functions, site.rows)) for name, site in reading.gps.items()
-    }
+    trace = _at_scores(model, reading, call, standard_scores(reading))
+    found = _outside_of_range(trace, below, rounding=True)
+    return next((words for words, leaves in found.items() if leaves), None)
 
 
 def _at_scores(
-    model: Model, reading: Reading, call: Call, scores: Mapping[str, np.ndarray]
+    model: Model, reading: Reading, call: Call, scores: Mapping[str, Any]
 ) -> Mapping[str, Message]:
     """The trace of a model where its GPs have given standard scores under their prior."""
     draws = {}
@@ -208,17 +332,25 @@ def _at_scores(
         return run_with(model, call, {**reading.pinned, **draws})
 
 
-def _check_support(trace: Mapping[str, Message]) -> None:
-    """Data that lie in the support of their distribution must do so whatever the GPs are."""
+def _inside(trace: Mapping[str, Message]) -> dict[str, Array]:
+    """Which data of a trace lie in the support of their distribution, or do not count."""
+    found = {}
     for name, message in trace.items():
         fn, mask = unmasked(message["fn"]) if is_observed(message) else (None, True)
         if fn is None or isinstance(fn, dist.Unit) or fn.support is None:
             continue
-        inside = np.asarray(fn.support(jnp.asarray(message["value"])))
-        where = first_where(~inside & mask)
+        found[name] = fn.support(jnp.asarray(message["value"])) | ~jnp.asarray(mask)
+    return found
+
+
+def _check_support(reading: Reading, inside: Mapping[str, Array]) -> None:
+    """Data that lie in the support of their distribution must do so whatever the GPs are."""
+    for name, found in inside.items():
+        where = first_where(~np.asarray(found))
         if where is not None:
+            kind = type(unwrapped(reading.trace[name]["fn"])).__name__
             raise ValueError(
-                f"The support of site '{name}', a {type(unwrapped(fn)).__name__}, moves with the "
+                f"The support of site '{name}', a {kind}, moves with the "
                 f"GPs: where they are a few standard deviations from their prior mean, the data at "
                 f"index {shown_index(where)} lie outside of it. Their log density is minus "
                 "infinity there, and so is the bound. Use a distribution whose support does not "
@@ -227,27 +359,28 @@ def _check_support(trace: Mapping[str, Message]) -> None:
 
 
 def _outside_of_range(
-    trace: Mapping[str, Message], below: set[str], *, rounding: bool = False
-) -> str | None:
-    """A parameter of the likelihood that is not valid in a trace.
+    trace: Mapping[str, Message], below: Collection[str], *, rounding: bool = False
+) -> OrderedDict[str, Array]:
+    """Which parameters of the likelihood are not valid in a trace, by what messages call them.
 
     With ``rounding`` one that over- or underflows, such as exp(f), counts as valid.
     """
+    found: OrderedDict[str, Array] = OrderedDict()
     for name, message in trace.items():
         if not (is_observed(message) or name in below):
             continue
         outer, mask = unmasked(message["fn"])
         fn = unwrapped(outer)
-        mask = np.expand_dims(mask, tuple(range(fn.event_dim - outer.event_dim, 0)))
+        mask = jnp.expand_dims(mask, tuple(range(fn.event_dim - outer.event_dim, 0)))
         for parameter, constraint in getattr(fn, "arg_constraints", {}).items():
             # Vectors on a simplex and the like have tolerances of their own.
             scalar = not isinstance(constraint, _UNRANGED) and constraint.event_dim == 0
             if not scalar or not hasattr(fn, parameter):
                 continue
-            value = np.asarray(getattr(fn, parameter))
-            valid = np.asarray(constraint(value))
+            value = jnp.asarray(getattr(fn, parameter))
+            valid = constraint(value)
             if rounding:
-                valid = valid | ~np.isfinite(value) | (value == 0)
-            if (~valid & mask).any():
-                return f"Site '{name}' is a {type(fn).__name__} whose {parameter}"
-    return None
+                valid = valid | ~jnp.isfinite(value) | (value == 0)
+            words = f"Site '{name}' is a {type(fn).__name__} whose {parameter}"
+            found[words] = (~jnp.asarray(valid) & mask).any()
+    return found

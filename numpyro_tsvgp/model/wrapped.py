@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 import numpyro.distributions as dist
 
@@ -53,6 +54,7 @@ def unmasked(fn: Any) -> tuple[Any, Any]:
     """
     mask: Any = True
     while isinstance(fn, dist.MaskedDistribution):
-        mask = mask & np.asarray(fn._mask)
+        traced = isinstance(fn._mask, jax.core.Tracer)
+        mask = mask & (fn._mask if traced else np.asarray(fn._mask))
         fn = fn.base_dist
     return fn, mask

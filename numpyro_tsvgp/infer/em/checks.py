@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -42,8 +43,6 @@ __all__ = [
     "check_state",
     "seen_rows",
 ]
-
-_prior = jax.jit(prior_at)
 
 
 def seen_rows(driver: Iteration, call: Call) -> Call:
@@ -200,7 +199,7 @@ def check_state(driver: Iteration, state: TSVGPState, call: Call | None = None) 
     if call is None:
         return
     call = seen_rows(driver, call)
-    structure, reading = inspect(driver.model, call)
+    structure, reading = inspect(driver.model, call, driver.looks())
     if structure.gps != state.structure.gps or structure.hyper != state.structure.hyper:
         raise ValueError(
             "The state is one of another model: its GP sites are "
@@ -287,6 +286,18 @@ def _extreme_eigenvalues(process: Any, Z: jax.Array) -> tuple[float, float]:
     return float(found.min()), float(found.max())
 
 
+@partial(jax.jit, static_argnames="strict")
+def _has_factor(process: Any, approximation: Any, strict: bool) -> jax.Array:
+    """Whether the prior covariance has a Cholesky factor; false also for NaN."""
+    Z = approximation.inducing
+    if not approximation.largest_factor:  # nothing is factorised
+        return (process.kernel.diag(Z).max(-1) > 0.0).all()
+    chol = prior_at(process, Z).chol
+    pivots = jnp.diagonal(chol, axis1=-2, axis2=-1) ** 2
+    least = jnp.sqrt(jnp.finfo(chol.dtype).eps) * pivots.max(-1) if strict else 0.0
+    return (pivots.min(-1) > least).all()
+
+
 def check_priors(fit: Fit, *, strict: bool = False) -> None:
     """The covariance of every GP's inducing inputs must have a Cholesky factor.
 
@@ -296,13 +307,7 @@ def check_priors(fit: Fit, *, strict: bool = False) -> None:
     for name, (process, approximation) in fit.guide.latents(reading, fit.params).items():
         Z = approximation.inducing
         factorised = bool(approximation.largest_factor)
-        if factorised:
-            chol = _prior(process, Z).chol
-            pivots = jnp.diagonal(chol, axis1=-2, axis2=-1) ** 2
-            least = jnp.sqrt(jnp.finfo(chol.dtype).eps) * pivots.max(-1) if strict else 0.0
-        else:
-            pivots, least = process.kernel.diag(Z).max(-1, keepdims=True), 0.0
-        if (pivots.min(-1) > least).all():  # false also for NaN
+        if _has_factor(process, approximation, strict):
             continue
         values = {
             key: value
@@ -320,7 +325,7 @@ def check_priors(fit: Fit, *, strict: bool = False) -> None:
                 "infinity."
             )
         least_eigenvalue, largest = _extreme_eigenvalues(process, Z)
-        if least_eigenvalue < -1e3 * float(jnp.finfo(chol.dtype).eps) * len(Z) * largest:
+        if least_eigenvalue < -1e3 * float(jnp.finfo(Z.dtype).eps) * len(Z) * largest:
             raise ValueError(
                 f"{what} not positive definite{where}, and not by rounding: it has the eigenvalue "
                 f"{least_eigenvalue:.3g}, where the largest is {largest:.3g}. The kernel is not a "

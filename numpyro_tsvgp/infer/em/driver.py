@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from numpyro_tsvgp.infer.em.checks import check_state, seen_rows
 from numpyro_tsvgp.infer.em.iteration import Iteration, Rate
 from numpyro_tsvgp.infer.em.passes import Passes
 from numpyro_tsvgp.infer.em.protected import Protected
-from numpyro_tsvgp.infer.em.run import RunOptions, check_num_steps, run
+from numpyro_tsvgp.infer.em.run import RunOptions, attempt, check_num_steps, run
 from numpyro_tsvgp.infer.em.start import initial_state
 from numpyro_tsvgp.infer.feed.arrivals import Arrivals
 from numpyro_tsvgp.infer.feed.batches import Batches, Same
@@ -67,6 +68,8 @@ class Driver(Iteration):
         self.compiled_update = jax.jit(self.iterate)
         self.compiled_stable_update = jax.jit(self.iterate_stably)
         self.compiled_usable = jax.jit(self.usable)
+        self.compiled_loss = jax.jit(self._loss_of)
+        self.compiled_attempt = jax.jit(partial(attempt, self))
         self.passes = Passes(self)
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
@@ -194,8 +197,17 @@ class Driver(Iteration):
         check_state(self, svi_state)
         if batches is not None:
             return self.passes.evaluate(svi_state, batches, kwargs)
-        _, key = jax.random.split(svi_state.rng_key)
-        return self.loss(svi_state, self.free(svi_state.optim_state), key, self._call(args, kwargs))
+        call = self._call(args, kwargs)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((svi_state, call))):
+            return self._loss_of(svi_state, call)  # a user's own program, which may differentiate
+        try:
+            return self.compiled_loss(svi_state, call)
+        except (TypeError, jax.errors.JAXTypeError):  # a model that asks for values
+            return self._loss_of(svi_state, call)
+
+    def _loss_of(self, state: TSVGPState, call: Call) -> Array:
+        _, key = jax.random.split(state.rng_key)
+        return self.loss(state, self.free(state.optim_state), key, call)
 
     def run(
         self,

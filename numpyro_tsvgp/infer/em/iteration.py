@@ -21,6 +21,7 @@ from numpyro_tsvgp.infer.em.chunks import BUDGET, chunked_e_step, plan_of
 from numpyro_tsvgp.infer.em.loop import all_finite
 from numpyro_tsvgp.infer.em.optim import Optax, as_optimizer, evaluates_once
 from numpyro_tsvgp.infer.feed.sharding import check_axes
+from numpyro_tsvgp.infer.files.fingerprint import fingerprint
 from numpyro_tsvgp.infer.guides.guide import GPGuide
 from numpyro_tsvgp.infer.state import TSVGPState
 from numpyro_tsvgp.infer.steps.adaptive import Adaptive, Careful, careful_e_steps
@@ -36,6 +37,7 @@ from numpyro_tsvgp.infer.steps.density import (
 from numpyro_tsvgp.infer.steps.objective import Bound, Objective
 from numpyro_tsvgp.infer.steps.rules import NaturalGradient, SiteRule
 from numpyro_tsvgp.model.arguments import Call
+from numpyro_tsvgp.model.first_look import Looks, looks_of
 from numpyro_tsvgp.model.likelihood import log_prior
 from numpyro_tsvgp.model.read import Reading, read
 
@@ -147,6 +149,14 @@ class Iteration:
             )
         # Bytes that an update may hold for its rows; with more rows they go in blocks.
         self.memory_budget = BUDGET
+
+    def looks(self) -> Looks:
+        """What the checks before a fit compile, once for a model and each shape of its data."""
+        try:
+            mark = fingerprint(self.model)
+        except Exception:  # it closes over what has no value here: a tracer, rows of other hosts
+            return Looks(self.model)
+        return looks_of(self.model, mark)
 
     def owns(self, name: str, field: str) -> bool:
         """Whether the optimizer owns a field of the approximation of a GP site."""

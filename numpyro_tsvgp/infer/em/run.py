@@ -35,7 +35,7 @@ from numpyro_tsvgp.model.structure import without_slope
 if TYPE_CHECKING:
     from numpyro_tsvgp.infer.em.driver import Driver
 
-__all__ = ["RunOptions", "check_num_steps", "run", "settled"]
+__all__ = ["RunOptions", "attempt", "check_num_steps", "run", "settled"]
 
 # Seconds from which on a run is audited at its end.
 _LONG = 60.0
@@ -190,15 +190,17 @@ def _kind(value: Any) -> str:
 def settled(driver: Driver, state: TSVGPState, call: Call) -> TSVGPState:
     """The state with sites that suit its hyperparameters, reached without overshooting."""
     key = state.rng_key
-
-    @jax.jit
-    def attempt(state: TSVGPState, rate: Any, call: Call) -> tuple[TSVGPState, Array]:
-        new, *_ = driver.e_step(state, key, call, rate)
-        return new, driver.loss(new, driver.free(new.optim_state), key, call)
-
     _, subsampling = numbers_of(driver.model, call)
     rate = float(driver.rate(state.step, subsampling))
-    return settle(lambda state, r: attempt(state, r, call), state, rate)
+    return settle(lambda state, r: driver.compiled_attempt(state, key, r, call), state, rate)
+
+
+def attempt(
+    driver: Driver, state: TSVGPState, key: Array, rate: Any, call: Call
+) -> tuple[TSVGPState, Array]:
+    """The state after site updates at a rate, and its loss."""
+    new, *_ = driver.e_step(state, key, call, rate)
+    return new, driver.loss(new, driver.free(new.optim_state), key, call)
 
 
 def _fingerprint(driver: Driver, state: TSVGPState, feed: Feed) -> dict[str, str]:

@@ -13,7 +13,12 @@ from numpyro.distributions import constraints
 from numpyro.distributions.transforms import biject_to
 from numpyro.infer.util import transform_fn
 
-from numpyro_tsvgp.infer.em.checks import check_priors, check_rate, check_start, seen_rows
+from numpyro_tsvgp.infer.em.checks import (
+    check_priors,
+    check_rate,
+    check_start,
+    seen_rows,
+)
 from numpyro_tsvgp.infer.feed.sharding import agreed_error, check_same_everywhere
 from numpyro_tsvgp.infer.standing import doubts
 from numpyro_tsvgp.infer.state import Transforms, TSVGPState
@@ -21,6 +26,7 @@ from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.checks import inspect
 from numpyro_tsvgp.model.glance import check_all_rows
 from numpyro_tsvgp.model.read import Reading, one_at_a_time, read
+from numpyro_tsvgp.model.structure import Structure
 
 if TYPE_CHECKING:
     from numpyro_tsvgp.infer.em.driver import Driver
@@ -28,6 +34,8 @@ if TYPE_CHECKING:
     from numpyro_tsvgp.infer.guides.hyper import HyperGuide
 
 __all__ = ["declared_parameters", "initial_state"]
+
+_split = jax.jit(lambda key: tuple(jax.random.split(key)))
 
 
 def declared_parameters(
@@ -79,15 +87,16 @@ def initial_state(
       The state, with sites of zero, so that the posterior is the prior.
     """
     check_same_everywhere(driver, rng_key)
-    rng_key, key = jax.random.split(rng_key)
+    rng_key, key = _split(rng_key)
     seen = seen_rows(driver, call)
-    structure, reading = inspect(driver.model, seen)
+    looks = driver.looks()
+    structure, reading = inspect(driver.model, seen, looks)
     if seen is not call:
         wrong = agreed_error(check_all_rows(driver.model, call))
         if wrong:
             raise ValueError(wrong)
         call = seen
-    hyper_guide = driver.guide.hyper_guide(structure.hyper, call, key)
+    hyper_guide = driver.guide.hyper_guide(structure.hyper, call, key, looks.points)
     check_start(driver, structure, reading, hyper_guide, call)
     reading, params, kinds = declared_parameters(driver.guide, hyper_guide, call, key)
     fixed = set()
@@ -106,22 +115,7 @@ def initial_state(
         )
     params |= {k: jnp.asarray(v, jnp.result_type(params[k])) for k, v in init_params.items()}
     transforms = Transforms({k: biject_to(kinds[k]) for k in params if k not in fixed})
-    # Weak types would make the second update compile anew, and buffers that are shared with
-    # the user's arrays or with one another could not be donated.
-    params = {k: jnp.array(v, jnp.result_type(v)) for k, v in params.items()}
-    free = transform_fn(transforms, {k: params[k] for k in transforms}, invert=True)
-    free = jax.tree.map(lambda x: lax.convert_element_type(x, jnp.result_type(x)), free)
-    state = TSVGPState(
-        optim_state=free if driver.optim is None else driver.optim.init(free),
-        approximation={k: params[k] for k in sorted(fixed)},
-        rng_key=rng_key,
-        step=jnp.zeros((), int),
-        rejected=jnp.zeros((), int),
-        floored=jnp.zeros((), int),
-        rate=jnp.asarray(0.5 if driver.adaptive is None else driver.adaptive.start, float),
-        structure=structure,
-        transforms=transforms,
-    )
+    state = _state_of(driver, params, rng_key, structure, transforms)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
         return state  # whose values are not known: `run` and `svi.fit` look at them
     check_rate(driver.site_lr, state, 1)
@@ -130,3 +124,40 @@ def initial_state(
     for words in doubts(fit, at_point=True):
         raise ValueError(words)
     return state
+
+
+def _state_of(
+    driver: Driver,
+    params: Mapping[str, Any],
+    rng_key: Array,
+    structure: Structure,
+    transforms: Transforms,
+) -> TSVGPState:
+    """The state before the first update, of given parameters."""
+    params = _owned(params)
+    free = transform_fn(transforms, {k: params[k] for k in transforms}, invert=True)
+    free = jax.tree.map(lambda x: lax.convert_element_type(x, jnp.result_type(x)), free)
+    none, rate = _counters(0.5 if driver.adaptive is None else driver.adaptive.start)
+    return TSVGPState(
+        optim_state=free if driver.optim is None else driver.optim.init(free),
+        approximation={k: params[k] for k in sorted(set(params) - set(transforms))},
+        rng_key=rng_key,
+        step=none[0],
+        rejected=none[1],
+        floored=none[2],
+        rate=rate,
+        structure=structure,
+        transforms=transforms,
+    )
+
+
+@jax.jit
+def _owned(params: Mapping[str, Any]) -> dict[str, Array]:
+    # Weak types would make the second update compile anew, and buffers that are shared with
+    # the user's arrays or with one another could not be donated.
+    return {k: jnp.array(v, jnp.result_type(v)) for k, v in params.items()}
+
+
+@jax.jit
+def _counters(rate: Any) -> tuple[tuple[Array, ...], Array]:
+    return tuple(jnp.zeros((), int) for _ in range(3)), jnp.asarray(rate, float)

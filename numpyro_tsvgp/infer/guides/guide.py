@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +25,13 @@ from numpyro_tsvgp.gaussian.process import Process
 from numpyro_tsvgp.gaussian.quadrature import Marginals
 from numpyro_tsvgp.infer.guides import prediction
 from numpyro_tsvgp.infer.guides.guide_checks import check_inducing, check_parameters
-from numpyro_tsvgp.infer.guides.hyper import HyperGuide, Params, starting_at
+from numpyro_tsvgp.infer.guides.hyper import (
+    HyperGuide,
+    InitialPoint,
+    Params,
+    initial_point,
+    starting_at,
+)
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.read import GPSite, Reading, is_latent, read
 from numpyro_tsvgp.model.structure import (
@@ -85,6 +92,7 @@ class GPGuide(AutoGuide):
         self.init_loc_fn = init_to_median if init_loc_fn is None else init_loc_fn
         # Autoguides keep the shapes of their sites; one serves all data that give the same shapes.
         self._hyper_guides: dict[Any, HyperGuide] = {}
+        self._initial_points: dict[Any, InitialPoint] = {}
 
     # ---- to be said by a subclass ------------------------------------------------------------
 
@@ -194,13 +202,20 @@ class GPGuide(AutoGuide):
 
     # ---- hyperparameters ---------------------------------------------------------------------
 
-    def hyper_guide(self, sites: HyperSites, call: Call, key: Array | None = None) -> HyperGuide:
+    def hyper_guide(
+        self,
+        sites: HyperSites,
+        call: Call,
+        key: Array | None = None,
+        points: dict[Any, InitialPoint] | None = None,
+    ) -> HyperGuide:
         """The guide of some hyperparameters.
 
         Args:
           sites: the hyperparameters.
           call: arguments of the model.
           key: seed of initial values; None where they do not matter.
+          points: compiled starts of guides of this model.
 
         Returns:
           The guide.
@@ -209,7 +224,17 @@ class GPGuide(AutoGuide):
         if key is not None or signature not in self._hyper_guides:
             seed = jax.random.key(0) if key is None else key
             make = starting_at(self.make_hyper_guide, self.init_loc_fn)
-            made = HyperGuide(make, self.model, sites, self.prefix, call, seed)
+            # Guides that start in the same way share the program; a start of one's own is known
+            # to this guide alone.
+            is_common = isinstance(self.make_hyper_guide, type) and isinstance(
+                self.init_loc_fn, FunctionType
+            )
+            known = points if points is not None and is_common else self._initial_points
+            name = (self.make_hyper_guide, self.init_loc_fn, signature)
+            if name not in known:
+                known[name] = initial_point(make, self.model, sites)
+            start = known[name]
+            made = HyperGuide(make, self.model, sites, self.prefix, call, seed, start)
             if _traced(seed):  # its initial values belong to the trace
                 return made
             self._hyper_guides[signature] = made
@@ -217,10 +242,12 @@ class GPGuide(AutoGuide):
 
     def _hyper_guide_at(self, reading: Reading, call: Call) -> HyperGuide:
         """The guide of the hyperparameters that a model has at any inputs."""
+        return self.hyper_guide(self._hyper_sites_at(reading, call), call)
+
+    def _hyper_sites_at(self, reading: Reading, call: Call) -> HyperSites:
         names = [name for name, site in reading.trace.items() if is_latent(site)]
         below = latents_below(self.model, reading, call) if names else set()
-        kept = [name for name in names if name not in below]
-        return self.hyper_guide(hyper_sites(reading, kept), call)
+        return hyper_sites(reading, [name for name in names if name not in below])
 
     # ---- reading the model -------------------------------------------------------------------
 
@@ -269,7 +296,22 @@ class GPGuide(AutoGuide):
                 "result.fit.marginals(X_new)."
             )
         call = Call(args, kwargs).on_device()
-        hyper_guide = self._hyper_guide_at(*self.read_all(call, params))
+        sites: list[tuple[HyperSites, bool]] = []
+
+        def look(call: Call, params: Params) -> int:
+            reading, here = self.read_all(call, params)
+            sites.append((self._hyper_sites_at(reading, here), here.whole))
+            return 0
+
+        try:  # names and shapes are enough, for which nothing is computed
+            jax.eval_shape(look, call, dict(params))
+        except (jax.errors.JAXTypeError, TypeError):  # unless the model asks for values
+            sites.clear()
+        if not sites or any("Trace" in support for _, support in sites[0][0].signature):
+            sites.clear()
+            look(call, params)
+        found, whole = sites[0]
+        hyper_guide = self.hyper_guide(found, call.of_all_data() if whole else call)
         hyper_guide.check(params)
         return call, hyper_guide
 

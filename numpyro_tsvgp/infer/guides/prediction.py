@@ -145,13 +145,42 @@ def marginals(
         return {name: marginals_of(latent) for name, latent in latents.items()}
 
     if hyper_guide.is_point:
-        return at(hyper_guide.point(params))
+        point = hyper_guide.point(params)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((call, params))):
+            return at(point)  # a part of a user's own program
+        try:
+            return _marginals_at(guide, call, dict(params), point)
+        except (jax.errors.JAXTypeError, TypeError):  # a model that asks for values
+            return at(point)
     keys = jax.random.split(jax.random.key(0), num_hyper)
-    parts = lax.map(lambda key: at(hyper_guide.draw(key, params, call)[0]), keys)
+    parts = _marginals_at_each(guide, hyper_guide, call, dict(params), keys)
     return {
         name: Marginals(q.mean.mean(0), q.variance.mean(0) + q.mean.var(0))
         for name, q in parts.items()
     }
+
+
+@partial(jax.jit, static_argnums=0)
+@full_precision()
+def _marginals_at(
+    guide: GPGuide, call: Call, params: Params, hyper: Params
+) -> dict[str, Marginals]:
+    """Marginals at one value of the hyperparameters: a program for each number of rows."""
+    latents = guide.latents(guide.read(call, params, hyper), params)
+    return {name: marginals_of(latent) for name, latent in latents.items()}
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+@full_precision()
+def _marginals_at_each(
+    guide: GPGuide, hyper_guide: HyperGuide, call: Call, params: Params, keys: Array
+) -> dict[str, Marginals]:
+    """Marginals at each of many draws of the hyperparameters."""
+
+    def at(key: Array) -> dict[str, Marginals]:
+        return _marginals_at(guide, call, params, hyper_guide.draw(key, params, call)[0])
+
+    return lax.map(at, keys)
 
 
 @full_precision(on_cpu=False)
