@@ -36,6 +36,8 @@ __all__ = [
 
 # Constraints that are known once other parameters are, and that wrap around.
 _UNRANGED = (type(dist.constraints.dependent), type(dist.constraints.circular))
+# Rounding of probabilities and of their sum.
+_SIMPLEX = 1e-3
 # Prior standard deviations that data take a GP to without trouble.
 _FAR = 4.0
 _LINKS = (
@@ -373,13 +375,18 @@ def _outside_of_range(
         fn = unwrapped(outer)
         mask = jnp.expand_dims(mask, tuple(range(fn.event_dim - outer.event_dim, 0)))
         for parameter, constraint in getattr(fn, "arg_constraints", {}).items():
-            # Vectors on a simplex and the like have tolerances of their own.
+            # Of vectors those on a simplex alone; others have tolerances of their own.
+            simplex = isinstance(constraint, type(dist.constraints.simplex))
             scalar = not isinstance(constraint, _UNRANGED) and constraint.event_dim == 0
-            if not scalar or not hasattr(fn, parameter):
+            if not (scalar or simplex) or not hasattr(fn, parameter):
                 continue
             value = jnp.asarray(getattr(fn, parameter))
-            valid = constraint(value)
-            if rounding:
+            if simplex:
+                whole = (value > -_SIMPLEX).all(-1) & (jnp.abs(value.sum(-1) - 1) < _SIMPLEX)
+                valid = whole | ~jnp.isfinite(value).all(-1)  # that is told elsewhere
+            else:
+                valid = constraint(value)
+            if rounding and not simplex:
                 valid = valid | ~jnp.isfinite(value) | (value == 0)
             words = f"Site '{name}' is a {type(fn).__name__} whose {parameter}"
             found[words] = (~jnp.asarray(valid) & mask).any()

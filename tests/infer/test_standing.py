@@ -123,3 +123,17 @@ def test_a_parameter_that_no_gradient_reaches():
     with pytest.warns(UserWarning, match="'c' has not moved") as caught:
         svi.run(jax.random.key(0), 3, X, jnp.sin(6.0 * X), progress_bar=False)
     assert len(caught) == 1
+
+
+def test_probabilities_that_left_their_simplex():
+    def model(X, y=None):
+        w = numpyro.param("w", 0.3)
+        f = numpyro.sample("f", GP(kernels.RBF(0.3), X))
+        p = w * jax.nn.sigmoid(f)[:, None]
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Categorical(probs=jnp.concatenate([p, 1 - p], -1)), obs=y)
+
+    fit = at_start(model, jnp.ones(8, int))
+    assert doubts(fit) == []
+    (words,) = doubts(with_params(fit, w=jnp.asarray(3.0)))
+    assert re.match("Site 'y' is a CategoricalProbs whose probs leaves its range", words)
