@@ -105,7 +105,7 @@ def short(monkeypatch):
     init = MCMC.__init__
 
     def tiny(self, kernel, **kwargs):
-        init(self, kernel, num_warmup=2, num_samples=2, progress_bar=False)
+        init(self, kernel, num_warmup=2, num_samples=8, progress_bar=False)
 
     monkeypatch.setattr(MCMC, "__init__", tiny)
 
