@@ -81,8 +81,6 @@ NOT_EXECUTED: set[str] = {
     "flights",
     "hyperparameters",
     "large_data",
-    "multi_output",
-    "nuts_side_by_side",
     "streaming",
     "time_series",
     "tinygp_kernel",
