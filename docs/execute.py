@@ -83,7 +83,6 @@ NOT_EXECUTED: set[str] = {
     "large_data",
     "streaming",
     "time_series",
-    "tinygp_kernel",
 }
 
 
