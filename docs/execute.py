@@ -80,7 +80,6 @@ NOT_EXECUTED: set[str] = {
     "coal_by_day",
     "flights",
     "hyperparameters",
-    "large_data",
     "streaming",
     "time_series",
 }
