@@ -443,10 +443,8 @@ def picture(source, target):
 HYPER = ("lengthscale", "variance")
 KEYS = ["pair", "n", "inducing", "rule", "objective"]
 COLUMNS = [*KEYS, "nlpd", "coverage", "coverage_f"]
-COLUMNS += [f"{what}_{k}" for what in ("log", "shift", "ratio", "em_log") for k in HYPER] + [
-    "seconds",
-    "note",
-]
+COLUMNS += [f"{what}_{k}" for what in ("log", "shift", "ratio", "em_log") for k in HYPER]
+COLUMNS += ["seconds", "reference", "note"]
 
 
 def sweep(args):
