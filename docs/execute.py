@@ -78,7 +78,6 @@ GALLERY = {  # groups, and in each the title and the subject of its examples
 NOT_EXECUTED: set[str] = {
     "bayesian_optimization",
     "flights",
-    "time_series",
 }
 
 
