@@ -18,6 +18,7 @@ import numpyro
 from numpyro_tsvgp.gaussian.caller import stack_level
 from numpyro_tsvgp.infer.fit import Fit
 from numpyro_tsvgp.infer.guides.hyper import Params
+from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.density_checks import leaves_range
 from numpyro_tsvgp.model.read import Reading
 
@@ -53,9 +54,10 @@ def doubts(fit: Fit, samples: Params | None = None, *, at_point: bool = False) -
 def _doubts(fit: Fit, values: Iterable[Params]) -> dict[str, str]:
     found: dict[str, str] = {}
     for hyper in values:
-        reading = fit.read(fit.example, hyper)
+        assert fit.example is not None
+        reading, call = fit.guide.read_all(fit.example, fit.params, hyper)
         if _RANGE not in found:
-            found |= _doubted_range(fit, reading)
+            found |= _doubted_range(fit, reading, call)
         for name, (process, approximation) in fit.guide.latents(reading, fit.params).items():
             words = None if name in found else fit.guide.doubt(name, process, approximation)
             if words is not None:
@@ -70,12 +72,11 @@ def _is_here(leaf: Any) -> bool:
     return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
 
 
-def _doubted_range(fit: Fit, reading: Reading) -> dict[str, str]:
+def _doubted_range(fit: Fit, reading: Reading, call: Call) -> dict[str, str]:
     """Whether a parameter of the likelihood has left its range, under the name of that doubt."""
-    assert fit.example is not None
     if max(site.rows for site in reading.gps.values()) > _ROWS:
         return {}
-    outside = leaves_range(fit.model, reading, fit.example, fit.structure.below)
+    outside = leaves_range(fit.model, reading, call, fit.structure.below)
     if outside is None:
         return {}
     return {
