@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import numpyro
 
 from numpyro_tsvgp.gaussian.caller import stack_level
 from numpyro_tsvgp.infer.fit import Fit
@@ -21,6 +20,7 @@ from numpyro_tsvgp.infer.guides.hyper import Params
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.density_checks import leaves_range
 from numpyro_tsvgp.model.read import Reading
+from numpyro_tsvgp.model.validation import unvalidated
 
 __all__ = ["doubts", "warn_of_doubts"]
 
@@ -47,7 +47,7 @@ def doubts(fit: Fit, samples: Params | None = None, *, at_point: bool = False) -
         return []
     if not all(map(_is_here, jax.tree.leaves((fit, samples)))):
         return []
-    with numpyro.validation_enabled(False):  # which would say less of what to do
+    with unvalidated():  # which would say less of what to do
         return list(_doubts(fit, _values(fit, samples, at_point)).values())
 
 

@@ -9,10 +9,10 @@ import traceback
 import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 
 import jax
 import numpy as np
-from jax import Array
 
 from numpyro_tsvgp.distributions import GP, is_masked
 from numpyro_tsvgp.gaussian.caller import stack_level
@@ -29,7 +29,6 @@ from numpyro_tsvgp.model.density_checks import (
     check_density,
     check_differentiable,
     check_ranges,
-    standard_scores,
 )
 from numpyro_tsvgp.model.first_look import Latents, Looks, is_noise, latents_of
 from numpyro_tsvgp.model.read import (
@@ -48,6 +47,9 @@ from numpyro_tsvgp.model.sums import reads_sums
 from numpyro_tsvgp.model.wrapped import unwrapped
 
 __all__ = ["inspect"]
+
+# Inputs at which a kernel is looked at.
+_SOME = 8
 
 
 def inspect(model: Model, call: Call, looks: Looks | None = None) -> tuple[Structure, Reading]:
@@ -80,11 +82,8 @@ def inspect(model: Model, call: Call, looks: Looks | None = None) -> tuple[Struc
 
 
 def _inspect(model: Model, call: Call, looks: Looks) -> tuple[Structure, Reading]:
-    # Numbers of compiled programs, where the model can be compiled; None where it cannot.
-    look = looks.first(call)
-    values = None if look is None else look.values
     try:
-        reading = read(model, call, values=values, key=jax.random.key(0), first_rows=True)
+        reading = read(model, call, key=jax.random.key(0), first_rows=True)
     except Exception as error:
         error.add_note(
             "The model was run once on its data, before the fit, with arguments "
@@ -97,15 +96,15 @@ def _inspect(model: Model, call: Call, looks: Looks) -> tuple[Structure, Reading
     _check_there_is_something_to_fit(trace)
     observed = {name: site for name, site in trace.items() if is_observed(site)}
     for name, site in reading.gps.items():
-        _check_gp(name, site, trace[name], observed, None if look is None else look.noise[name])
+        _check_gp(name, site, trace[name], observed)
     for name, message in observed.items():
         check_shape(name, message, reading)
-    check_values(reading, None if look is None else look.supports)
+    check_values(reading)
     for name, message in observed.items():
         check_order(name, message, reading)
     for rows in readings_of_all_rows(model, reading, call):
         check_values(rows)
-    found = latents_of(model, reading, call) if look is None else look.latents
+    found = latents_of(model, reading, call)
     below = found.below
     latents = [
         name for name, site in trace.items() if is_latent(site) and name not in found.ignored
@@ -117,17 +116,12 @@ def _inspect(model: Model, call: Call, looks: Looks) -> tuple[Structure, Reading
     everywhere, all_rows = of_all_rows(model, reading, call)
     try:
         axes, dim, proven = couplings(everywhere, all_rows, call, sorted(below))
-        likelihood = None
-        if look is not None:
-            likelihood = looks.likelihood(call, look.values, below, standard_scores(all_rows))
-        ranges, densities = (None, None) if likelihood is None else likelihood
-        check_ranges(everywhere, all_rows, call, below, ranges)
-        check_density(everywhere, all_rows, call, below, densities)
+        check_ranges(everywhere, all_rows, call, below)
+        check_density(everywhere, all_rows, call, below, partial(looks.slopes, call, below=below))
     except Exception as error:
         check_differentiable(everywhere, all_rows, call, below, error)
         raise
-    if look is None or look.off_scale:
-        check_scales(model, reading, call)
+    check_scales(model, reading, call)
     structure = Structure(
         gps=tuple(reading.gps),
         hyper=hyper_sites(reading, latents),
@@ -194,13 +188,7 @@ def _check_there_is_something_to_fit(trace: Mapping[str, Message]) -> None:
         )
 
 
-def _check_gp(
-    name: str,
-    site: GPSite,
-    message: Message,
-    observed: Mapping[str, Message],
-    noise: Array | None,
-) -> None:
+def _check_gp(name: str, site: GPSite, message: Message, observed: Mapping[str, Message]) -> None:
     for frame in message["cond_indep_stack"]:
         # A plate of the data's size around the GP, whose size no other plate of the data has.
         if frame.size == site.rows > 1 and any(
@@ -234,15 +222,12 @@ def _check_gp(
                 f"columns, so that one value of the GP would stand for all {shape[1]} data points. "
                 "Rows are data points: pass X.T."
             )
-    _check_kernel(name, site, noise)
+    _check_kernel(name, site)
 
 
-_is_noise = jax.jit(is_noise)
-
-
-def _check_kernel(name: str, site: GPSite, noise: Array | None) -> None:
+def _check_kernel(name: str, site: GPSite) -> None:
     """A kernel that is noise alone says nothing of the same inputs in another array."""
-    if _is_noise(site.gp.kernel, site.gp.X) if noise is None else noise:
+    if is_noise(site.gp.kernel, site.gp.X[:_SOME]):
         raise ValueError(
             f"The kernel of GP site '{name}' is noise alone: kernel(X, X) is not zero, but "
             "kernel(X, X.copy()) is, so the GP has no value at given inputs that predictions could "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from inspect import getattr_static
 from typing import Any
 
@@ -24,7 +23,6 @@ __all__ = [
     "check_shape",
     "check_values",
     "first_where",
-    "in_supports",
     "shown_index",
     "where_not_finite",
 ]
@@ -108,7 +106,7 @@ def _is_sorted(values: np.ndarray) -> bool:
     return bool((steps > 0).all() or (steps < 0).all())
 
 
-def in_supports(reading: Reading) -> dict[str, Array]:
+def _in_supports(reading: Reading) -> dict[str, Array]:
     """Which data lie in the support of their distribution.
 
     Args:
@@ -137,12 +135,11 @@ def _with_support(site: Message) -> Any:
     return None if nothing else fn
 
 
-def check_values(reading: Reading, supports: Mapping[str, Array] | None = None) -> None:
+def check_values(reading: Reading) -> None:
     """Inputs must be finite, and data must be there and in the support of their distribution.
 
     Args:
       reading: a reading of a model, of any rows of its data.
-      supports: what :func:`in_supports` says of it, if that is known.
 
     Raises:
       ValueError: if a value is not, naming the site and the row.
@@ -156,8 +153,7 @@ def check_values(reading: Reading, supports: Mapping[str, Array] | None = None) 
                 f"The inputs X of GP site '{name}' have the value {X[where]} at index "
                 f"{shown_index((row, *where[1:]))}. Remove or impute rows with missing inputs."
             )
-    supports = in_supports(reading) if supports is None else supports
-    for name, inside in supports.items():
+    for name, inside in _in_supports(reading).items():
         _check_values(name, reading.trace[name], reading, np.asarray(inside))
 
 
@@ -199,7 +195,7 @@ def any_bad(reading: Reading) -> Array:
       A boolean scalar.
     """
     found = [~jnp.isfinite(site.gp.X).all() for site in reading.gps.values()]
-    for name, in_support in in_supports(reading).items():
+    for name, in_support in _in_supports(reading).items():
         fn, mask = unmasked(reading.trace[name]["fn"])
         value = jnp.asarray(reading.trace[name]["value"])
         value = jnp.broadcast_to(value, jnp.broadcast_shapes(value.shape, fn.shape()))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 import numpyro.distributions as dist
 from jax import Array
 
@@ -20,19 +19,12 @@ from numpyro_tsvgp.model.coupling import hyper_values, nudged
 from numpyro_tsvgp.model.data_checks import first_where, shown_index
 from numpyro_tsvgp.model.likelihood import log_likelihood
 from numpyro_tsvgp.model.read import Message, Model, Reading, is_observed, run_with
+from numpyro_tsvgp.model.validation import unvalidated
 from numpyro_tsvgp.model.wrapped import unmasked, unwrapped
 
-__all__ = [
-    "Densities",
-    "Ranges",
-    "check_density",
-    "check_differentiable",
-    "check_ranges",
-    "densities_at",
-    "leaves_range",
-    "ranges_at",
-    "standard_scores",
-]
+__all__ = ["check_density", "check_differentiable", "check_ranges", "leaves_range"]
+
+Slopes = Callable[[Mapping[str, Any], Mapping[str, Array]], dict[str, Array] | None]
 
 # Constraints that are known once other parameters are, and that wrap around.
 _UNRANGED = (type(dist.constraints.dependent), type(dist.constraints.circular))
@@ -46,37 +38,7 @@ _LINKS = (
 )
 
 
-class Ranges(NamedTuple):
-    """What parameters of the likelihood are at draws of the GPs from their prior, and far from it.
-
-    Attributes:
-      inside: by observed site, which data lie in the support there.
-      outside: by what a message calls it, whether a parameter leaves its range.
-      far_inside: the same where GPs are a few standard deviations from their mean.
-      far_outside: the same, with what over- or underflows let pass.
-    """
-
-    inside: dict[str, Array]
-    outside: OrderedDict[str, Array]
-    far_inside: dict[str, Array]
-    far_outside: OrderedDict[str, Array]
-
-
-class Densities(NamedTuple):
-    """What the density of the data is at values of the GPs near their prior mean.
-
-    Attributes:
-      is_finite: whether its gradient is finite.
-      moves: by GP site, whether the gradient is not zero everywhere.
-      log_probs: by observed site, the log density of each data point.
-    """
-
-    is_finite: Array
-    moves: dict[str, Array]
-    log_probs: dict[str, Array]
-
-
-def standard_scores(reading: Reading) -> dict[str, np.ndarray]:
+def _standard_scores(reading: Reading) -> dict[str, np.ndarray]:
     """Standard normal numbers for the values of all GP sites, the same in every call."""
     rng = np.random.RandomState(0)
     return {
@@ -84,66 +46,8 @@ def standard_scores(reading: Reading) -> dict[str, np.ndarray]:
     }
 
 
-def _near_mean(reading: Reading, scores: Mapping[str, Any]) -> dict[str, Array]:
-    return {
-        name: site.loc + jnp.asarray(0.5 * scores[name], site.loc.dtype)
-        for name, site in reading.gps.items()
-    }
-
-
-def _gradient(
-    model: Model, reading: Reading, call: Call, below: Collection[str]
-) -> Callable[[dict[str, Array], dict[str, Any]], dict[str, Array]]:
-    """The compiled gradient of the log-likelihood in values of the GPs, given hyperparameters."""
-
-    def gradient(values: dict[str, Array], hyper: dict[str, Any]) -> dict[str, Array]:
-        here = reading._replace(pinned={**reading.pinned, **hyper})
-        return jax.grad(log_likelihood(model, here, call, below))(values)
-
-    return jax.jit(gradient)
-
-
-def densities_at(
-    model: Model,
-    reading: Reading,
-    call: Call,
-    below: Collection[str],
-    scores: Mapping[str, Any],
-) -> Densities:
-    """Evaluates the density of the data near the prior mean of the GPs.
-
-    Args:
-      model: the NumPyro model.
-      reading: a reading of it, traced or not.
-      call: its arguments.
-      below: latent variables whose density depends on GPs.
-      scores: :func:`standard_scores`.
-
-    Returns:
-      What :func:`check_density` looks at.
-    """
-    values = _near_mean(reading, scores)
-    found = _gradient(model, reading, call, below)(values, hyper_values(reading))
-    gps = {name: reading.gps[name].unflatten(value) for name, value in values.items()}
-    with numpyro.validation_enabled(False):
-        trace = run_with(model, call, {**reading.pinned, **gps})
-    return Densities(
-        jnp.array([jnp.isfinite(g).all() for g in found.values()]).all(),
-        {name: (g != 0).any() for name, g in found.items()},
-        {
-            name: site["fn"].log_prob(site["value"])
-            for name, site in trace.items()
-            if is_observed(site) and not isinstance(unwrapped(site["fn"]), dist.Unit)
-        },
-    )
-
-
 def check_density(
-    model: Model,
-    reading: Reading,
-    call: Call,
-    below: Collection[str],
-    found: Densities | None = None,
+    model: Model, reading: Reading, call: Call, below: Collection[str], slopes: Slopes
 ) -> None:
     """The log-likelihood must have a finite gradient near the prior mean of the GPs, not all zero.
 
@@ -152,26 +56,38 @@ def check_density(
       reading: a reading of it.
       call: its arguments.
       below: latent variables whose density depends on GPs.
-      found: what :func:`densities_at` says of it, if that is known.
+      slopes: the gradient of the log-likelihood, a function of the values of hyperparameters and of
+        GPs, or of None where the model cannot be traced.
 
     Raises:
       ValueError: if it has not.
     """
-    scores = standard_scores(reading)
-    found = densities_at(model, reading, call, below, scores) if found is None else found
-    if not found.is_finite:
+
+    def gradient(hyper: dict[str, Any]) -> dict[str, Array]:
+        here = reading._replace(pinned={**reading.pinned, **hyper})
+        return slopes(hyper, values) or jax.jit(jax.grad(log_likelihood(model, here, call, below)))(
+            values
+        )
+
+    scores = _standard_scores(reading)
+    values = {
+        name: site.loc + jnp.asarray(0.5 * scores[name], site.loc.dtype)
+        for name, site in reading.gps.items()
+    }
+    hyper = hyper_values(reading)
+    found = gradient(hyper)
+    if not all(bool(jnp.isfinite(g).all()) for g in found.values()):
         raise ValueError(
             "The log-likelihood has no finite gradient at values of the GPs near their prior "
             "mean. Check that the data lie in the support of the likelihood and that its "
             "parameters are valid for every real value of f (a scale needs jnp.exp(f), a "
             "probability a link function)."
         )
-    _check_finite(reading, found.log_probs)
-    flat = [name for name, moves in found.moves.items() if not moves]
+    _check_finite(model, reading, call, values)
+    flat = [name for name, g in found.items() if not bool((g != 0).any())]
     if flat:  # unless a coefficient that happens to start at zero is why
         rng = np.random.RandomState(1)
-        hyper = {name: nudged(value, rng) for name, value in hyper_values(reading).items()}
-        again = _gradient(model, reading, call, below)(_near_mean(reading, scores), hyper)
+        again = gradient({name: nudged(value, rng) for name, value in hyper.items()})
         flat = [name for name in flat if not bool((again[name] != 0).any())]
     if flat:
         raise ValueError(
@@ -182,14 +98,19 @@ def check_density(
         )
 
 
-def _check_finite(reading: Reading, log_probs: Mapping[str, Array]) -> None:
+def _check_finite(model: Model, reading: Reading, call: Call, values: Mapping[str, Any]) -> None:
     """The log density of every data point must be finite: of minus infinity there is no bound."""
-    for name, found in log_probs.items():
-        log_prob = np.asarray(found)
+    gps = {name: reading.gps[name].unflatten(value) for name, value in values.items()}
+    with unvalidated():
+        trace = run_with(model, call, {**reading.pinned, **gps})
+    for name, site in trace.items():
+        if not is_observed(site) or isinstance(unwrapped(site["fn"]), dist.Unit):
+            continue
+        log_prob = np.asarray(site["fn"].log_prob(site["value"]))
         where = first_where(np.isinf(log_prob))
         if where is None:
             continue
-        data = np.asarray(reading.trace[name]["value"])
+        data = np.asarray(site["value"])
         at = f", where its value is {data[where]}" if data.shape == log_prob.shape else ""
         raise ValueError(
             f"The log density of the data of site '{name}' is {log_prob[where]} at index "
@@ -236,42 +157,7 @@ def check_differentiable(
             ) from error
 
 
-def ranges_at(
-    model: Model,
-    reading: Reading,
-    call: Call,
-    below: Collection[str],
-    scores: Mapping[str, Any],
-) -> Ranges:
-    """Evaluates the parameters of the likelihood at draws of the GPs, and far from their mean.
-
-    Args:
-      model: the NumPyro model.
-      reading: a reading of it, traced or not.
-      call: its arguments.
-      below: latent variables whose density depends on GPs.
-      scores: :func:`standard_scores`.
-
-    Returns:
-      What :func:`check_ranges` looks at.
-    """
-    far = {name: jnp.where(jnp.asarray(z) > 0, _FAR, -_FAR) for name, z in scores.items()}
-    likely, distant = (_at_scores(model, reading, call, given) for given in (scores, far))
-    return Ranges(
-        _inside(likely),
-        _outside_of_range(likely, below),
-        _inside(distant),
-        _outside_of_range(distant, below, rounding=True),
-    )
-
-
-def check_ranges(
-    model: Model,
-    reading: Reading,
-    call: Call,
-    below: Collection[str],
-    found: Ranges | None = None,
-) -> None:
+def check_ranges(model: Model, reading: Reading, call: Call, below: Collection[str]) -> None:
     """Parameters of the likelihood must be valid at draws of the GPs, where they depend on them.
 
     Where they are, but not a few standard deviations from the prior mean, there is a warning.
@@ -281,22 +167,23 @@ def check_ranges(
       reading: a reading of it.
       call: its arguments.
       below: latent variables whose density depends on GPs.
-      found: what :func:`ranges_at` says of it, if that is known.
 
     Raises:
       ValueError: if one is not.
     """
-    if found is None:
-        found = ranges_at(model, reading, call, below, standard_scores(reading))
-    _check_support(reading, found.inside)
-    _check_support(reading, found.far_inside)
-    for outside, leaves in found.outside.items():
+    scores = _standard_scores(reading)
+    far = {name: np.where(z > 0, _FAR, -_FAR) for name, z in scores.items()}
+    likely, distant = (_at_scores(model, reading, call, given) for given in (scores, far))
+    _check_support(reading, _inside(likely))
+    _check_support(reading, _inside(distant))
+    for outside, leaves in _outside_of_range(likely, below).items():
         if leaves:
             raise ValueError(
                 f"{outside} leaves its range at values of the GPs that their prior calls likely. A "
                 f"GP takes all real values: {_LINKS}."
             )
-    outside = next((words for words, leaves in found.far_outside.items() if leaves), "")
+    distant_outside = _outside_of_range(distant, below, rounding=True)
+    outside = next((words for words, leaves in distant_outside.items() if leaves), "")
     if outside:
         warnings.warn(
             f"{outside} leaves its range where a GP is {_FAR:g} prior standard deviations from its "
@@ -317,7 +204,7 @@ def leaves_range(model: Model, reading: Reading, call: Call, below: Collection[s
     Returns:
       The beginning of a sentence about it.
     """
-    trace = _at_scores(model, reading, call, standard_scores(reading))
+    trace = _at_scores(model, reading, call, _standard_scores(reading))
     found = _outside_of_range(trace, below, rounding=True)
     return next((words for words, leaves in found.items() if leaves), None)
 
@@ -330,7 +217,7 @@ def _at_scores(
     for name, site in reading.gps.items():
         sd = jnp.sqrt(jnp.atleast_2d(site.process().kernel.diag(site.gp.X)))
         draws[name] = site.unflatten(site.loc + sd * jnp.asarray(scores[name], site.loc.dtype))
-    with numpyro.validation_enabled(False):  # which would say less of what to do
+    with unvalidated():  # which would say less of what to do
         return run_with(model, call, {**reading.pinned, **draws})
 
 

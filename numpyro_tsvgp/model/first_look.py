@@ -1,9 +1,8 @@
-"""What the checks before a fit need to know of a model, computed by two compiled programs.
+"""What the checks before a fit find out of a model, and the programs they compile for it.
 
-Run as it is, a model is dozens of small programs, one for each operation, and the checks run it
-many times. Here the numbers that they judge come out of two programs, which are kept for
-further data of the same shape. A model that cannot be traced with data whose values are not known
-(it may ask for the largest label) is looked at operation by operation, with the same result.
+Operations of checks run one by one: their small programs serve every model of a process, where one
+program for all of them would be compiled anew for each. Two are worth one of their own, kept for
+further data of the same shape: the gradient of the density, and the start of hyperparameters.
 """
 
 from __future__ import annotations
@@ -11,34 +10,25 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import Array
 
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.batches import of_all_rows
-from numpyro_tsvgp.model.data_checks import in_supports
-from numpyro_tsvgp.model.density_checks import Densities, Ranges, densities_at, ranges_at
+from numpyro_tsvgp.model.likelihood import log_likelihood
 from numpyro_tsvgp.model.read import Model, Reading, read
-from numpyro_tsvgp.model.scale_checks import may_be_off_scale
 from numpyro_tsvgp.model.structure import latents_below, moves_with, unread
 
 __all__ = [
-    "FirstLook",
     "Latents",
-    "Likelihood",
     "Looks",
     "held_weakly",
     "is_noise",
     "latents_of",
-    "look_at",
     "looks_of",
 ]
-
-# Inputs at which a kernel is looked at.
-_SOME = 8
 
 
 @dataclass(frozen=True)
@@ -56,41 +46,11 @@ class Latents:
     deep: tuple[str, ...]
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["values", "supports", "noise", "off_scale"],
-    meta_fields=["latents"],
-)
-@dataclass(frozen=True)
-class FirstLook:
-    """What one run of a model on its data shows.
-
-    Attributes:
-      values: of all sites but plates, GPs and data.
-      supports: by observed site, which data lie in the support.
-      noise: by GP site, whether its kernel is noise alone.
-      off_scale: whether data or inputs may be far from what the prior expects.
-      latents: what is known of the latent variables.
-    """
-
-    values: dict[str, Any]
-    supports: dict[str, Array]
-    noise: dict[str, Array]
-    off_scale: Array
-    latents: Latents
-
-
-class Likelihood(NamedTuple):
-    """The likelihood of a model at values of its GPs: see the checks of ranges and densities."""
-
-    ranges: Ranges
-    densities: Densities
-
-
+@jax.jit
 def is_noise(kernel: Any, X: Array) -> Array:
-    """Whether a kernel is noise alone, at the first of some inputs."""
-    diagonal = kernel.diag(X[:_SOME])
-    return (diagonal > 0).any() & (kernel.noise(X[:_SOME]) == diagonal).all()
+    """Whether a kernel is noise alone, at some inputs."""
+    diagonal = kernel.diag(X)
+    return (diagonal > 0).any() & (kernel.noise(X) == diagonal).all()
 
 
 def latents_of(model: Model, reading: Reading, call: Call) -> Latents:
@@ -112,41 +72,6 @@ def latents_of(model: Model, reading: Reading, call: Call) -> Latents:
     return Latents(frozenset(below - ignored), frozenset(ignored), deep)
 
 
-def look_at(model: Model, call: Call) -> FirstLook:
-    """Runs a model on its data.
-
-    Args:
-      model: the NumPyro model.
-      call: its arguments, traced.
-
-    Returns:
-      What the run shows.
-    """
-    reading = read(model, call, key=jax.random.key(0), first_rows=True)
-    return FirstLook(
-        values={k: v for k, v in reading.pinned.items() if reading.trace[k]["type"] != "plate"},
-        supports=in_supports(reading),
-        noise={name: is_noise(site.gp.kernel, site.gp.X) for name, site in reading.gps.items()},
-        off_scale=may_be_off_scale(model, reading, call),
-        latents=latents_of(model, reading, call),
-    )
-
-
-def _likelihood(
-    model: Model,
-    call: Call,
-    values: Mapping[str, Any],
-    below: frozenset[str],
-    scores: Mapping[str, Array],
-) -> Likelihood:
-    reading = read(model, call, values=values, key=jax.random.key(0), first_rows=True)
-    everywhere, all_rows = of_all_rows(model, reading, call)
-    return Likelihood(
-        ranges_at(everywhere, all_rows, call, below, scores),
-        densities_at(everywhere, all_rows, call, below, scores),
-    )
-
-
 class Looks:
     """The compiled programs of one model, for data of any shape.
 
@@ -157,35 +82,38 @@ class Looks:
     def __init__(self, model: Model) -> None:
         of = held_weakly(model)
         self.points: dict[Any, Any] = {}  # where guides of hyperparameters start
-        self._first = jax.jit(lambda call: look_at(of(), call))
-        self._likelihood = jax.jit(
-            lambda call, values, below, scores: _likelihood(of(), call, values, below, scores),
-            static_argnames="below",
-        )
 
-    def first(self, call: Call) -> FirstLook | None:
-        """What one run of the model shows, or None if it cannot be traced."""
-        return _or_none(self._first, call)
+        def slopes(
+            call: Call, pinned: dict[str, Any], values: dict[str, Array], below: frozenset[str]
+        ) -> dict[str, Array]:
+            reading = read(of(), call, values=pinned, key=jax.random.key(0), first_rows=True)
+            everywhere, all_rows = of_all_rows(of(), reading, call)
+            return jax.grad(log_likelihood(everywhere, all_rows, call, below))(values)
 
-    def likelihood(
+        self._slopes = jax.jit(slopes, static_argnames="below")
+
+    def slopes(
         self,
         call: Call,
-        values: Mapping[str, Any],
+        hyper: Mapping[str, Any],
+        values: Mapping[str, Array],
         below: frozenset[str],
-        scores: Mapping[str, Any],
-    ) -> Likelihood | None:
-        """The likelihood at values of the GPs, or None if it cannot be traced.
+    ) -> dict[str, Array] | None:
+        """The gradient of the log-likelihood of all rows, or None if it cannot be traced.
 
         Args:
           call: arguments of the model.
-          values: of the sites of the model, as a first look has them.
+          hyper: values of all sites but plates, GPs and data.
+          values: values of the GPs, ``{site: (functions, n)}``.
           below: latent variables whose density depends on GPs.
-          scores: standard scores of the values of the GPs.
 
         Returns:
-          What the checks of the density look at.
+          The gradient in the values.
         """
-        return _or_none(self._likelihood, call, values, below=below, scores=scores)
+        try:
+            return self._slopes(call, dict(hyper), dict(values), below=below)
+        except Exception:  # whatever a model raises, it raises again where messages are made of it
+            return None
 
 
 def held_weakly(model: Model) -> Callable[[], Any]:
@@ -217,10 +145,3 @@ def looks_of(model: Model, mark: str) -> Looks:
     except TypeError:  # it cannot be hashed, or not be referred to weakly
         return Looks(model)
     return known[1]
-
-
-def _or_none(program: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    try:
-        return program(*args, **kwargs)
-    except Exception:  # whatever a model raises, it raises again where messages are made of it
-        return None

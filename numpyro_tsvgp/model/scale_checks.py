@@ -14,16 +14,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 import numpyro.distributions as dist
-from jax import Array
 
 from numpyro_tsvgp.gaussian.caller import stack_level
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.read import GPSite, Model, Reading, is_observed, read
+from numpyro_tsvgp.model.validation import unvalidated
 from numpyro_tsvgp.model.wrapped import unmasked, unwrapped
 
-__all__ = ["check_scales", "may_be_off_scale"]
+__all__ = ["check_scales"]
 
 # So many draws of the hyperparameters from their prior.
 _DRAWS = 4
@@ -41,88 +40,20 @@ def check_scales(model: Model, reading: Reading, call: Call) -> None:
       reading: a reading of it.
       call: its arguments.
     """
-    readings = _with_draws(model, reading, call)
-    for name in reading.gps:
-        _check_inputs(name, [found.gps[name] for found in readings])
-    for name, message in reading.trace.items():
-        if is_observed(message):
-            _check_data(name, readings)
-
-
-def _with_draws(model: Model, reading: Reading, call: Call) -> list[Reading]:
-    """A reading, and others with hyperparameters drawn from their prior, where that can be done."""
-    try:  # improper priors cannot be drawn from
-        with numpyro.validation_enabled(False):
+    try:  # hyperparameters drawn from their prior, which improper ones cannot be
+        with unvalidated():
             others = [
                 read(model, call, key=jax.random.key(seed), first_rows=True)
                 for seed in range(1, _DRAWS)
             ]
     except (NotImplementedError, ValueError):
         others = []
-    return [reading, *others]
-
-
-def may_be_off_scale(model: Model, reading: Reading, call: Call) -> Array:
-    """Whether :func:`check_scales` may have something to say, as a function that can be compiled.
-
-    Args:
-      model: the NumPyro model.
-      reading: a reading of it, traced or not.
-      call: its arguments.
-
-    Returns:
-      A boolean scalar, False where there is certainly nothing to say.
-    """
-    readings = _with_draws(model, reading, call)
-    found = [_inputs_may_be([site.gps[name] for site in readings]) for name in reading.gps]
+    readings = [reading, *others]
+    for name in reading.gps:
+        _check_inputs(name, [found.gps[name] for found in readings])
     for name, message in reading.trace.items():
         if is_observed(message):
-            found.append(_data_may_be(name, readings))
-    return jnp.stack(found).any()
-
-
-def _data_may_be(name: str, readings: list[Reading]) -> Array:
-    """Whether the data of a site may be far from what the prior expects."""
-    message = readings[0].trace[name]
-    fn, _ = unmasked(message["fn"])
-    nothing = isinstance(fn, dist.Unit) or fn.support is not dist.constraints.real
-    if nothing or np.size(message["value"]) == 0:
-        return jnp.array(False)
-    low, high = jnp.array(jnp.inf), jnp.array(-jnp.inf)
-    for found in readings:
-        try:
-            here = unwrapped(found.trace[name]["fn"])
-            mean, variance = jnp.asarray(here.mean), jnp.asarray(here.variance)
-        except NotImplementedError:
-            return jnp.array(False)
-        for site in found.gps.values():
-            some = site.process().kernel.diag(site.gp.X[:_SOME])
-            variance = jnp.where(jnp.isfinite(variance), variance, 0.0) + some.max()
-        sd, mean = jnp.sqrt(variance), jnp.where(jnp.isfinite(mean), mean, 0.0)
-        low, high = jnp.minimum(low, mean - sd), jnp.maximum(high, mean + sd)
-    width = jnp.maximum(0.5 * (high - low), jnp.finfo(low.dtype).tiny)
-    score = jnp.abs(message["value"] - 0.5 * (low + high)) / width
-    # Masked data do not count there; here one value that is far is enough to look again.
-    return ~(jnp.nanmax(score) < 0.9 * _MUCH)
-
-
-def _inputs_may_be(sites: list[GPSite]) -> Array:
-    """Whether inputs may be of another scale than the lengthscales that the prior expects."""
-    X = sites[0].gp.X
-    X = X[:, None] if X.ndim == 1 else X
-    if len(X) < 3:
-        return jnp.array(False)
-    rows = X[:: -(-len(X) // _AMONG)]
-    some = rows[np.random.RandomState(0).permutation(len(rows))[:_SOME]]
-    distances = jnp.abs(rows - some[:, None]).sum(-1)
-    near = rows[jnp.where(distances > 0, distances, jnp.inf).argmin(1)]
-    far = rows[distances.argmax(1)]
-    try:
-        closest = jnp.stack([jnp.median(_correlations(site, some, near, jnp)) for site in sites])
-        widest = jnp.stack([jnp.median(_correlations(site, some, far, jnp)) for site in sites])
-    except Exception:  # a kernel that cannot take such inputs has no lengthscale
-        return jnp.array(False)
-    return ~(closest.max() > 2e-3) | ~(widest.min() < 1 - 2e-6)
+            _check_data(name, readings)
 
 
 def _check_data(name: str, readings: list[Reading]) -> None:
@@ -218,16 +149,15 @@ def _check_inputs(name: str, sites: list[GPSite]) -> None:
     )
 
 
-def _correlations(site: GPSite, a: Any, b: Any, xp: Any = np) -> Any:
-    """Absolute correlations of the function at pairs of inputs, by NumPy or by JAX."""
+def _correlations(site: GPSite, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     kernel, shape = site.process().kernel, site.gp.X.shape
 
-    def inputs(x: Any) -> Any:
+    def inputs(x: np.ndarray) -> Any:
         return jnp.asarray(x[:, 0] if len(shape) == 1 else x, site.gp.X.dtype)
 
-    both = xp.asarray(kernel(inputs(xp.concatenate([a, b])), inputs(xp.concatenate([a, b]))))
+    both = np.asarray(kernel(inputs(np.concatenate([a, b])), inputs(np.concatenate([a, b]))))
     both = both[0]
     n = len(a)
     with np.errstate(divide="ignore", invalid="ignore"):
-        scale = xp.sqrt(xp.diagonal(both)[:n] * xp.diagonal(both)[n:])
-        return xp.nan_to_num(xp.abs(xp.diagonal(both[:n, n:])) / scale, nan=1.0)
+        scale = np.sqrt(np.diagonal(both)[:n] * np.diagonal(both)[n:])
+        return np.nan_to_num(np.abs(np.diagonal(both[:n, n:])) / scale, nan=1.0)

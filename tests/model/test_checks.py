@@ -16,6 +16,7 @@ from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
 from numpyro_tsvgp.model import batches
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.checks import inspect
+from numpyro_tsvgp.model.validation import unvalidated
 
 N = 30
 RNG = np.random.RandomState(0)
@@ -832,3 +833,14 @@ def test_warnings_point_at_the_line_of_the_user():
 
 def test_inducing_inputs_somewhat_outside_are_taken():
     init(normal, X, Y, inducing=np.linspace(-0.5, 1.5, 6))
+
+
+def test_threads_that_leave_in_another_order_leave_validation_on():
+    first, second = unvalidated(), unvalidated()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    dist.Normal(0.0, -1.0)
+    second.__exit__(None, None, None)
+    with pytest.raises(ValueError, match="invalid scale"):
+        dist.Normal(0.0, -1.0)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
-import numpyro
 from jax import Array
 
 from numpyro_tsvgp.gaussian.caller import stack_level
@@ -31,6 +30,7 @@ from numpyro_tsvgp.infer.state import TSVGPRunResult, TSVGPState
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.glance import numbers_of
 from numpyro_tsvgp.model.structure import without_slope
+from numpyro_tsvgp.model.validation import unvalidated
 
 if TYPE_CHECKING:
     from numpyro_tsvgp.infer.em.driver import Driver
@@ -168,7 +168,7 @@ def _warn_of_what_cannot_move(
     if not still:
         return
     suffix = f"_{driver.guide.prefix}_loc"
-    with numpyro.validation_enabled(False):
+    with unvalidated():
         reading = fit.read()
         names = {key.removesuffix(suffix) for key in still} & set(reading.pinned)
         fixed = without_slope(driver.model, reading, fit.data, sorted(names))

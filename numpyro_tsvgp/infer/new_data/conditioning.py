@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 from jax import Array
 
 from numpyro_tsvgp.gaussian.caller import stack_level
@@ -33,6 +32,7 @@ from numpyro_tsvgp.model.new_data import EachOnce, check_new_data, sizes_of
 from numpyro_tsvgp.model.padding import rows_stand_alone
 from numpyro_tsvgp.model.processes import is_divided
 from numpyro_tsvgp.model.read import read
+from numpyro_tsvgp.model.validation import unvalidated
 
 __all__ = [
     "NewData",
@@ -114,7 +114,7 @@ def prepared(fit: Fit, call: Call, *, pad: bool = True) -> NewData:
         longer = padded(given, flags, size)
         if rows_stand_alone(model, given, longer, flags, values):
             call = longer
-    with numpyro.validation_enabled(False):  # which would say less of what to do
+    with unvalidated():  # which would say less of what to do
         reading = read(model, call, values=values, key=jax.random.key(0), first_rows=True)
     fit.guide.latents(reading, fit.params)  # which sees whether inputs have as many columns
     check_new_data(reading)
