@@ -40,7 +40,7 @@ import pytest
 
 FLOAT32 = os.environ.get("TSVGP_TEST_FLOAT32", "") not in ("", "0")
 jax.config.update("jax_enable_x64", not FLOAT32)
-FITS = re.compile(r"\.run\(|TSVGP\(")  # in the text of an example
+FITS = re.compile(r"\.run\(|TSVGP\(|Stream\(")  # in the text of an example
 SLOW = os.environ.get("TSVGP_TEST_SLOW", "") not in ("", "0")
 
 DATA = Path(__file__).parent / "data"

@@ -26,10 +26,7 @@ def test_there_are_examples():
 # One of them in the fast tier, so that what they share is tried there.
 @pytest.mark.parametrize(
     "script",
-    [
-        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem != "quickstart"))
-        for path in SCRIPTS
-    ],
+    [pytest.param(path, id=path.stem, marks=pytest.mark.slow) for path in SCRIPTS],
 )
 def test_example(script, tmp_path, monkeypatch, capsys):
     picture = tmp_path / "picture.png"

@@ -6,7 +6,7 @@ import pytest
 
 import numpyro_tsvgp
 
-FAST = ("untied-white", "gaussian-fixed-inducing")
+FAST = ("gaussian-fixed-inducing",)
 
 
 @pytest.mark.parametrize(

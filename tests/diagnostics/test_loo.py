@@ -427,6 +427,7 @@ def test_loo_takes_quadrature_and_rule_of_the_fit(robust, order, clip, settings)
         assert np.abs(elpd["leverage"] - leverage).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_loo_of_an_mcmc_makes_sites_anew_as_the_fit_did(robust, monkeypatch):
     """At each draw of the hyperparameters one site update, with the quadrature and the rule."""
     fit, draws = robust.fit, np.array([0.4, 2.5])

@@ -487,6 +487,7 @@ def sampled(model, *args):
     return mcmc
 
 
+@pytest.mark.slow
 def test_chains_of_an_mcmc_over_hyperparameters(normal):
     """As of MCMC(NUTS(collapse(fit))), with a sampler that is quick to build."""
     X, y, mask = normal.args

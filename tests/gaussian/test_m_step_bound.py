@@ -45,8 +45,6 @@ CASES = {
 }
 FAST = [
     "shared kernel, own means, still",
-    "shared kernel, own means, moving, fresh",
-    "own lengthscales, own means, moving",
 ]
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in CASES if name not in FAST]
 

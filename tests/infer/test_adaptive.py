@@ -70,6 +70,7 @@ def test_counts_that_overshoot():
     assert not np.isfinite(loop(fixed, 10, X, COUNTS)[1]).all()
 
 
+@pytest.mark.slow
 def test_narrow_likelihood_in_a_loop_of_ones_own():
     """From a user's state a fixed rate diverges here; see test_convergence.py."""
     model = likelihood(lambda f: dist.Logistic(f, 0.02))

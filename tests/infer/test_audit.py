@@ -120,6 +120,7 @@ def test_functions_that_meet_unseen_by_the_fit_itself(model, monkeypatch):
         assert DISAGREES in said(wrong, key)
 
 
+@pytest.mark.slow
 def test_too_few_nodes():
     assert DISAGREES in said(fit(outlying, quadrature=2, site_lr=0.1))
     assert DISAGREES not in said(fit(outlying, quadrature=100, site_lr=0.1))
@@ -128,6 +129,7 @@ def test_too_few_nodes():
 # ---- steps and hyperparameters ---------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sites_that_have_not_converged():
     start = fit(canonical.counts, canonical.CANONICAL["counts"].y, steps=1, site_lr=0.05)
     assert "the sites have not converged" in said(start)
@@ -153,7 +155,9 @@ def test_hyperparameters_that_are_too_sure():
 # ---- honest fits -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["labels", "spread", "intercept"])
+@pytest.mark.parametrize(
+    "name", ["labels", *(pytest.param(k, marks=pytest.mark.slow) for k in ("spread", "intercept"))]
+)
 def test_honest_fits_are_left_alone(name):
     for key in KEYS:
         report = honest(name).audit(key)

@@ -59,6 +59,7 @@ def result(svi):
     return run(svi, BATCHES)
 
 
+@pytest.mark.slow
 def test_batches_give_what_a_loop_of_updates_gives(svi, result):
     state = svi.init(jax.random.key(0), *BATCHES[0])
     update = jax.jit(svi.update)

@@ -362,6 +362,7 @@ def test_rows_that_are_repeated_never_count():
 # ---- with everything else --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*carry more than")
 def test_diagnostics_saving_and_collapsing(fit, half, tmp_path):
     now = half.condition(X[9:], Y[9:])

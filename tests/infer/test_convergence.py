@@ -187,6 +187,7 @@ def test_settling_takes_the_longest_steps_that_do_not_climb():
 RIGHT = 321.3114  # minus the bound that short steps (site_lr=0.05) lead to
 
 
+@pytest.mark.slow
 def test_narrow_likelihood(monkeypatch):
     """Every step from the prior goes further than the one before; the first loss does not tell."""
     calls = []

@@ -314,6 +314,7 @@ def fits():
     return out
 
 
+@pytest.mark.slow
 def test_an_approximation_of_ones_own(fits):
     theirs, ours = fits
     assert set(ours.params) == set(theirs.params)  # the fields have the same names

@@ -59,6 +59,7 @@ def test_moments_are_those_of_the_joint_posterior(fit, draws):
         within_noise(flat, joint.mean, np.broadcast_to(covariance, (flat.shape[1], 23, 23)))
 
 
+@pytest.mark.slow
 def test_the_same_functions_at_every_call_jitted_and_by_site(draws):
     values = draws(NEW)
     assert values["f"].shape == (NUM, 2, 23) and values["g"].shape == (NUM, 23)

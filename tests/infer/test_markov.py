@@ -99,7 +99,7 @@ def both(model, n, steps=8, **options):
 @pytest.mark.parametrize(
     ("model", "n"),
     [
-        (counts, 40),
+        pytest.param(counts, 40, marks=pytest.mark.slow),
         pytest.param(counts, 200, marks=pytest.mark.slow),
         pytest.param(classes, 200, marks=pytest.mark.slow),
         pytest.param(robust, 200, marks=pytest.mark.slow),
@@ -362,6 +362,7 @@ def strayed():
 WORDS = "kernel of GP site 'f' differs from the kernel by .* needs order=.* it has order=10"
 
 
+@pytest.mark.slow
 def test_a_form_is_looked_at_where_a_fit_stands(strayed):
     _, result, away = strayed
     assert doubts(result.fit) == []

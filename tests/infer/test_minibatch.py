@@ -125,12 +125,8 @@ def assert_default_rate(guide, *args):
     assert svi.rate(1000, 1.0) == 0.5
 
 
-SLOW = ["by_subsample", "by_values"]  # to the library the same as the first
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(k, marks=pytest.mark.slow if k in SLOW else ()) for k in IN_MODEL]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IN_MODEL)
 def test_batches_in_the_model_average_to_the_whole(name):
     whole, state = full_driver()
 

@@ -194,7 +194,7 @@ ZOO = {
 }
 
 
-FAST = ["bernoulli-probit", "ordinal", "a user's own"]
+FAST = ["ordinal", "a user's own"]
 
 
 @pytest.mark.parametrize(
@@ -382,6 +382,7 @@ def test_mean_and_log_scale_of_a_normal(mcycle):
     assert g[1] > g[0] + 1.0
 
 
+@pytest.mark.slow
 def test_linear_mixture_of_latent_functions():
     """Three outputs mix two latent functions, `W @ f`, with W learned."""
     W0 = np.array([[1.0, 0.2], [0.5, -1.0], [-0.3, 0.8]])
@@ -517,6 +518,7 @@ def assert_same_fit(a: Fit, b: Fit, but: str = "") -> None:
         np.testing.assert_allclose(a.params[name], b.params[name], rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_reference_tells_data_apart():
     """The comparisons below are not vacuous: dropping points does change the fit."""
     assert abs(reference().losses[-1] - reference_of_seen().losses[-1]) > 1.0

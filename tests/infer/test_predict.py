@@ -34,7 +34,8 @@ def observed(make):
     return likelihood
 
 
-@pytest.mark.parametrize("noise", [0.3, pytest.param(0.01, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [0.3, 0.01])
 def test_gaussian(noise):
     """In closed form, also where the likelihood is a hundredth as wide as the posterior."""
     fit = fitted(observed(lambda f: dist.Normal(f, noise)), jnp.sin(3.0 * X))

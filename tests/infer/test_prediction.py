@@ -312,6 +312,7 @@ def test_a_thousand_draws_at_2000_inputs_factorise_once(monkeypatch, optimised):
     np.testing.assert_allclose(draws.var(0), q.variance, rtol=5 * np.sqrt(2 / 1000))
 
 
+@pytest.mark.slow
 def test_draws_of_a_minibatch_fit_factorise_once():
     """A plate that subsamples the data does not make the inputs of a prediction random."""
 

@@ -121,6 +121,7 @@ def missing():
     return svi, y, svi.init(jax.random.key(0), X, Y)
 
 
+@pytest.mark.slow
 def test_run_tells_how_many_updates_were_rejected(missing):
     svi, y, start = missing
     with pytest.warns(UserWarning, match=r"\d+ updates were not finite and were rejected") as seen:

@@ -143,6 +143,7 @@ def test_ep_with_inducing_inputs_and_a_gaussian_likelihood_is_fitc():
     np.testing.assert_allclose(linear / quadratic, DATA["normal"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_ep_of_little_power_is_the_default():
     small, default = (
         fitted("probit", r) for r in (ExpectationPropagation(1e-3), NaturalGradient())
@@ -190,6 +191,7 @@ def test_laplace_is_at_the_mode():
         assert abs(log_joint(q.mean + step) - log_joint(q.mean - step)) / 2e-5 < 1e-4
 
 
+@pytest.mark.slow
 def test_laplace_of_two_gps_that_meet():
     """Second derivatives of each function by itself, not sums of them."""
 
@@ -213,6 +215,7 @@ def test_laplace_of_two_gps_that_meet():
 # ---- Fisher scoring --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_fisher_information_of_a_student_t():
     fit = fitted("student", FisherScoring(), steps=500)
     linear, quadratic = sites(fit)

@@ -71,7 +71,12 @@ def fitted(guide, **options):
     return svi.fit(state, X, Y)
 
 
-@pytest.mark.parametrize("kind", GUIDES)
+FAST = ("tied, learned inputs", "full", "moments at the data", "variational")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[pytest.mark.slow] * (k not in FAST)) for k in GUIDES]
+)
 def test_what_is_loaded_predicts_what_was_saved(kind, tmp_path):
     fit = fitted(GUIDES[kind]())
     save(tmp_path / "fit.npz", fit)

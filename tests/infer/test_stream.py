@@ -83,6 +83,7 @@ def test_a_stream_goes_on_from_a_file(streamed, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, now.memory.call, fits[2].memory.call)
 
 
+@pytest.mark.slow
 def test_what_hyperparameters_are_learned_from(streamed):
     """New points once, points of the memory for all of the past, and rows repeated not at all."""
     _, fits = streamed

@@ -522,6 +522,7 @@ BINARY_OPERATIONS = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     st.lists(

@@ -125,6 +125,7 @@ def test_formula(name, evaluated):
     assert eigenvalues[0] > -1e-12 * eigenvalues[-1]
 
 
+@pytest.mark.slow
 def test_gradients_are_finite_where_inputs_coincide(evaluated):
     """And, but for the two kernels without a derivative there, they are the right ones."""
     rough = {"ArcCosine0", "PeriodicMatern12"}

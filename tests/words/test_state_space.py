@@ -85,6 +85,7 @@ def test_order_of_the_periodic_series():
     assert errors[2] < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ["RBF", "Matern52"])
 def test_needed_order(base):
     """The error of a form is the share of the variance that it leaves out, where times coincide."""
