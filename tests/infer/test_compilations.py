@@ -143,6 +143,6 @@ def test_a_cache_on_disk_serves_every_process(tmp_path):
     }
     first = in_a_new_process(PYTHONHASHSEED="1", **cache)
     assert first["missed"] > 0  # or the second could not fail
-    assert first["init"] < 50  # it was 172 when each operation was a program
+    assert first["init"] < 130  # it was 172 when the start of hyperparameters was many
     for seed in ("2", "3"):
         assert in_a_new_process(PYTHONHASHSEED=seed, **cache)["missed"] == 0

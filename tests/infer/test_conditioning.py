@@ -278,7 +278,8 @@ def test_two_gps_that_meet_in_a_term(rule):
     for name in ("f", "g"):
         a, b = (fit.marginals(TEST)[name] for fit in (now, whole))
         np.testing.assert_allclose(a.mean, b.mean, atol=0.25)
-    assert_same(now.without(X[18:], Y[18:]), first, 1e-5)
+    # The others' sites are made anew, by steps that end near their fixed point.
+    assert_same(now.without(X[18:], Y[18:]), first, 5e-5)
 
 
 # ---- compilation -----------------------------------------------------------------------------
