@@ -23,7 +23,6 @@ def test_there_are_examples():
     assert len(SCRIPTS) >= 12
 
 
-# One of them in the fast tier, so that what they share is tried there.
 @pytest.mark.parametrize(
     "script",
     [pytest.param(path, id=path.stem, marks=pytest.mark.slow) for path in SCRIPTS],
