@@ -79,7 +79,6 @@ def test_every_compiled_product_after_a_fit_is_of_full_precision(name, monkeypat
             found.append(params["precision"])
         return bind(*args, **params)
 
-    jax.clear_caches()
     monkeypatch.setattr(lax.dot_general_p, "bind", recorded)
     tasks = {
         "marginals": lambda: fit.marginals(X_NEW),
@@ -97,6 +96,7 @@ def test_every_compiled_product_after_a_fit_is_of_full_precision(name, monkeypat
         "condition": lambda: fit.condition(*(part[:2] for part in data)),
     }
     for task, function in tasks.items():
+        jax.clear_caches()  # or what an earlier task has traced would not be traced again
         found.clear()
         function()
         assert set(found) <= {HIGHEST}, f"{task}: {sorted(map(str, set(found)))}"
