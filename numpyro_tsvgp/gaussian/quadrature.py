@@ -220,7 +220,9 @@ class AlongSums:
                 weight = push(here)
                 spread = push({k: here[k] * v for k, v in variances.items()})
                 variance = {k: variance[k] + weight[k] * spread[k] for k in mean}
-        return {k: Marginals(mean[k], variance[k]) for k in mean}
+        # A sum whose weights are all zero has no variance, of whose root there is no derivative.
+        least = {k: jnp.finfo(m.dtype).eps for k, m in mean.items()}
+        return {k: Marginals(mean[k], jnp.maximum(variance[k], least[k])) for k in mean}
 
 
 def expect(

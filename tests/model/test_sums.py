@@ -136,3 +136,14 @@ def test_a_fit_goes_along_sums():
     assert "20,7" in str(programs).replace(" ", "") and "400,7" not in str(programs).replace(
         " ", ""
     )
+
+
+def test_weights_that_are_zero():
+    """A sum of nothing has no variance; what it says of the functions is zero, not NaN."""
+    model = model_of(lambda f, u: dist.Poisson(jnp.exp(0.0 * f + 0.0 * u)))
+    call, reading = reading_of(model)
+    q = {name: Marginals(jnp.ones((1, N)), jnp.ones((1, N))) for name in ("f", "u")}
+    axes = {"f": np.array([0]), "u": np.array([1])}
+    nodes = nodes_for(GaussHermite(4), axes, 2, jax.random.key(0), along_sums=True)
+    _, found = site_gradients(along_sums(model, reading, call, ()), q, nodes)
+    jax.tree.map(lambda x: np.testing.assert_array_equal(x, 0.0), found)
