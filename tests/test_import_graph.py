@@ -23,7 +23,7 @@ INFER = [
     {"steps"},
     {"guides"},
     {"predictions"},
-    {"replay", "fit", "state", "standing"},
+    {"replay", "fitted", "fit", "state", "standing"},
     {"files"},
     {"feed"},
     {"em"},
