@@ -27,7 +27,7 @@ INFER = [
     {"files"},
     {"feed"},
     {"em"},
-    {"importance", "collapse", "audit"},
+    {"importance", "evidence", "collapse", "audit"},
     {"new_data"},
 ]
 INFER_FLOOR = {room: i for i, rooms in enumerate(INFER) for room in rooms}

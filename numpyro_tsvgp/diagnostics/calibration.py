@@ -16,8 +16,8 @@ from numpyro_tsvgp.diagnostics import compat
 from numpyro_tsvgp.diagnostics.draws import draw, prior_hyperparameters
 from numpyro_tsvgp.diagnostics.labels import shape_of
 from numpyro_tsvgp.gaussian.linalg import blas_threads, full_precision
-from numpyro_tsvgp.infer.collapse import evidence_of
 from numpyro_tsvgp.infer.em.driver import Driver
+from numpyro_tsvgp.infer.evidence import evidence_of
 from numpyro_tsvgp.infer.fit import Fit, check_fit
 from numpyro_tsvgp.infer.guides.hyper import Params
 from numpyro_tsvgp.infer.importance import log_weights, standard_normals

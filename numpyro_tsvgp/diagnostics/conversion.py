@@ -17,7 +17,8 @@ from numpyro_tsvgp.diagnostics.draws import Draws, draw, prior_hyperparameters
 from numpyro_tsvgp.diagnostics.labels import Labels, Shape, shape_of
 from numpyro_tsvgp.gaussian.caller import stack_level
 from numpyro_tsvgp.gaussian.linalg import blas_threads, full_precision
-from numpyro_tsvgp.infer.collapse import collapsed_of, evidence_of
+from numpyro_tsvgp.infer.collapse import collapsed_of
+from numpyro_tsvgp.infer.evidence import evidence_of
 from numpyro_tsvgp.infer.fit import Fit, check_fit
 from numpyro_tsvgp.model.arguments import as_call
 from numpyro_tsvgp.model.likelihood import data_sites

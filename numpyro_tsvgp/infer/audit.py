@@ -20,7 +20,7 @@ from jax import Array, lax
 
 from numpyro_tsvgp.gaussian.linalg import blas_threads, full_precision
 from numpyro_tsvgp.gaussian.quadrature import Marginals, expect
-from numpyro_tsvgp.infer.collapse import evidence_of
+from numpyro_tsvgp.infer.evidence import evidence_of
 from numpyro_tsvgp.infer.fit import Fit
 from numpyro_tsvgp.infer.guides.hyper import Params
 from numpyro_tsvgp.infer.importance import standard_normals

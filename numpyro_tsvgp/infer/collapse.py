@@ -17,17 +17,17 @@ from numpyro.primitives import Messenger
 from numpyro_tsvgp.gaussian.linalg import blas_threads, full_precision
 from numpyro_tsvgp.gaussian.quadrature import Marginals
 from numpyro_tsvgp.infer.em.checks import check_rows
+from numpyro_tsvgp.infer.evidence import evidence_of
 from numpyro_tsvgp.infer.fit import Fit, check_fit
 from numpyro_tsvgp.infer.guides.hyper import Params
 from numpyro_tsvgp.infer.guides.prediction import joint_of, marginals_of
 from numpyro_tsvgp.infer.importance import log_weights, standard_normals
 from numpyro_tsvgp.infer.standing import warn_of_doubts
-from numpyro_tsvgp.infer.steps.density import Scene, objective_of, scene_at, sites_of_points
 from numpyro_tsvgp.infer.steps.objective import Objective
 from numpyro_tsvgp.model.arguments import Call
 from numpyro_tsvgp.model.read import Message, read
 
-__all__ = ["Collapsed", "collapse", "collapsed_of", "evidence_of"]
+__all__ = ["Collapsed", "collapse", "collapsed_of"]
 
 
 @full_precision(on_cpu=False)
@@ -49,9 +49,9 @@ def collapse(fit: Fit, *, refresh: int = 2, objective: Objective | None = None) 
     Args:
       fit: the fit.
       refresh: sites made at one value of the hyperparameters are only locally right. This many
-        site updates at rate 1 inside the density, differentiated through, make them anew at each
-        value. One is exact for a Gaussian likelihood (with the default site rule), and with 0 the
-        fitted sites are held. For f the updates matter more than for the density itself.
+        site updates at rate 1 inside the density make them anew at each value. One is exact for a
+        Gaussian likelihood (with the default site rule), and with 0 the fitted sites are held. For
+        f the updates matter more than for the density itself.
       objective: what stands in for the log evidence; that of the fit by default.
 
     Returns:
@@ -104,29 +104,6 @@ def collapse(fit: Fit, *, refresh: int = 2, objective: Objective | None = None) 
         if why is not None:
             raise ValueError(f"The objective {objective!r} is not for this model: {why}.")
     return Collapsed(fit, int(refresh))
-
-
-@full_precision()
-def evidence_of(fit: Fit, hyper: Params, refresh: int) -> Array:
-    """The objective of a fit at given hyperparameters, with sites made anew there.
-
-    Args:
-      fit: the fit.
-      hyper: one value of each hyperparameter that the model samples.
-      refresh: number of site updates at rate 1.
-
-    Returns:
-      A scalar, differentiable as often as one likes.
-    """
-    fit = fit.refreshed(hyper, refresh)
-    scene = _scene(fit, fit.data, hyper)
-    sites = sites_of_points(scene, fit.rule) if fit.objective.needs_rows else None
-    return objective_of(scene, fit.objective, sites=sites)
-
-
-def _scene(fit: Fit, call: Call, hyper: Params) -> Scene:
-    key = jax.random.key(0)
-    return scene_at(fit.guide, fit.structure, call, fit.params, hyper, fit.nodes(), key=key)
 
 
 class _WithoutDensity(Messenger):

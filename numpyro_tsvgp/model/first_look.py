@@ -1,8 +1,8 @@
 """What the checks before a fit find out of a model, and the programs they compile for it.
 
 Operations of checks run one by one: their small programs serve every model of a process, where one
-program for all of them would be compiled anew for each. Two are worth one of their own, kept for
-further data of the same shape: the gradient of the density, and the start of hyperparameters.
+program for all of them would be compiled anew for each. One is worth a program of its own, kept for
+further data of the same shape: the gradient of the density.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from numpyro_tsvgp.model.structure import latents_below, moves_with, unread
 __all__ = [
     "Latents",
     "Looks",
-    "held_weakly",
     "is_noise",
     "latents_of",
     "looks_of",
@@ -80,8 +79,7 @@ class Looks:
     """
 
     def __init__(self, model: Model) -> None:
-        of = held_weakly(model)
-        self.points: dict[Any, Any] = {}  # where guides of hyperparameters start
+        of = _held_weakly(model)
 
         def slopes(
             call: Call, pinned: dict[str, Any], values: dict[str, Array], below: frozenset[str]
@@ -116,7 +114,7 @@ class Looks:
             return None
 
 
-def held_weakly(model: Model) -> Callable[[], Any]:
+def _held_weakly(model: Model) -> Callable[[], Any]:
     """A function that gives the model for as long as somebody else has it."""
     try:
         return weakref.ref(model)

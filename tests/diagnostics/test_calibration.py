@@ -17,7 +17,7 @@ from scipy.stats import kstest, multivariate_normal
 from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels, psis_khat, sbc
 from numpyro_tsvgp.diagnostics import compat
 from numpyro_tsvgp.gaussian.quadrature import GaussHermite
-from numpyro_tsvgp.infer.collapse import evidence_of
+from numpyro_tsvgp.infer.evidence import evidence_of
 
 ARVIZ_1 = int(importlib.metadata.version("arviz").split(".")[0]) >= 1
 

@@ -94,6 +94,24 @@ def test_the_density_of_a_regression_is_the_marginal_likelihood(fit):
     assert (held < exact + 1e-5).all() and (held[1:3] < exact[1:3] - 0.1).all()
 
 
+def test_derivatives_of_the_density_of_a_regression_are_exact(fit):
+    """Sites are held in the slope, as their fixed point allows, but not in the curvature."""
+    values = {name: value[3] for name, value in POINTS.items()}
+
+    def derivatives(model):
+        def joint(values):
+            return log_density(handlers.seed(model, 0), (X, Y), {}, values)[0]
+
+        return jax.jit(lambda v: (jax.grad(joint)(v), jax.hessian(joint)(v)))(values)
+
+    slope, curvature = derivatives(collapse(fit, refresh=1))
+    exact_slope, exact_curvature = derivatives(exact_regression)
+    for a in values:
+        assert slope[a] == pytest.approx(float(exact_slope[a]), rel=1e-4)
+        for b in values:
+            assert curvature[a][b] == pytest.approx(float(exact_curvature[a][b]), rel=1e-4)
+
+
 def test_handlers_around_the_density_add_their_own_sites(fit):
     """A sampler's Jacobian and a reparameterization are sites that the model does not have."""
     collapsed = collapse(fit, refresh=1)
@@ -387,6 +405,27 @@ def test_the_density_of_counts_has_the_published_moments(fitted_counts):
     check_published(
         dict(zip(("rho", "alpha"), mean, strict=True)), dict(zip(("rho", "alpha"), sd, strict=True))
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [jax.jacrev, jax.jacfwd])
+def test_the_slope_of_the_density_of_counts_holds_the_sites(fitted_counts, mode):
+    """At their fixed point the bound is stationary in the sites: its slope is that of M-steps."""
+    result, _ = fitted_counts
+    here = {"rho": jnp.array(4.5), "alpha": jnp.array(2.2)}
+
+    def joint(refresh):
+        model = collapse(result.fit, refresh=refresh)
+        return lambda v: log_density(handlers.seed(model, 0), (COUNTS_X, COUNTS), {}, v)[0]
+
+    h = 1e-4
+    for refresh, rel in ((12, 1e-6), (2, 0.05)):
+        slope = jax.jit(mode(joint(refresh)))(here)
+        value = jax.jit(joint(refresh))
+        for name in here:
+            up, down = ({**here, name: here[name] + s * h} for s in (1, -1))
+            difference = (value(up) - value(down)) / (2 * h)
+            assert slope[name] == pytest.approx(float(difference), rel=rel, abs=rel)
 
 
 @pytest.mark.slow

@@ -108,7 +108,7 @@ def run_steps(
         try:
             while len(losses) < num_steps:
                 interrupts.check()
-                state, loss = step(state)
+                before, (state, loss) = state, step(state)
                 losses.append(loss)
                 bar.update()
                 i = len(losses)
@@ -128,7 +128,8 @@ def run_steps(
                     losses[first:] = [np.asarray(x) for x in jax.device_get(losses[first:])]
                     not_finite = np.sum(~np.isfinite(losses[first:]))
                     rejected = int(state.rejected) - int(good[0].rejected)
-                    if not_finite > rejected or not usable(state):
+                    is_last = saving or i == num_steps
+                    if not_finite > rejected or (is_last and not usable(state)):
                         feed.rewind(good[1])
                         raise _failure(step, *good, losses, made, usable, diagnose)
                     if len(losses) >= _HOPELESS and not np.isfinite(losses[-_HOPELESS:]).any():
@@ -136,9 +137,10 @@ def run_steps(
                             f"The last {_HOPELESS} updates were all rejected. {diagnose(state)}",
                             made(state, losses),
                         )
-                    good = state, i
+                    # The loss of a step says that one could go on from the state before it.
+                    good = (state, i) if is_last else (before, i - 1)
                     if i >= _WATCHED or is_careful:
-                        feed.forget(i)
+                        feed.forget(good[1])
                     _describe(bar, losses, first)
                 if saving:
                     save(made(state, losses), is_careful, feed.place())

@@ -18,6 +18,7 @@ from jax import Array
 from numpyro_tsvgp.gaussian.caller import stack_level
 from numpyro_tsvgp.gaussian.linalg import blas_threads
 from numpyro_tsvgp.infer.em.checks import check_rate, check_state
+from numpyro_tsvgp.infer.em.chunks import plan_of
 from numpyro_tsvgp.infer.em.convergence import complaint
 from numpyro_tsvgp.infer.em.failures import diagnose
 from numpyro_tsvgp.infer.em.interrupts import Interrupts
@@ -112,7 +113,7 @@ def _run(
             state,
             num_steps,
             result=partial(_result, driver, feed),
-            usable=lambda state: bool(driver.compiled_usable(state, call)),
+            usable=partial(_is_usable, driver, feed, options),
             diagnose=lambda state: diagnose(driver, state, feed.current),
             judge=lambda losses: complaint(
                 losses, points, subsampled=subsampling > 1, rate=rate, drawn=drawn
@@ -143,6 +144,21 @@ def _run(
         for concern in concerns:
             warnings.warn(f"Audit of the fit: {concern}", stacklevel=stack_level())
     return result
+
+
+def _is_usable(driver: Driver, feed: Feed, options: RunOptions, state: TSVGPState) -> bool:
+    """Whether one can go on from a state.
+
+    The next step tells, by a program that is compiled already. A longer answer is asked for where
+    it has a program of its own in any case, or where a step of many rows would take longer.
+    """
+    call = feed.current
+    is_short = not options.stable_update and options.checkpoint is None
+    if is_short and plan_of(driver, state, call) is None:
+        _, loss = driver.compiled_update(state, call)
+        if np.isfinite(jax.device_get(loss)):
+            return True
+    return bool(driver.compiled_usable(state, call))
 
 
 def _hyperparameters(

@@ -96,7 +96,7 @@ def initial_state(
         if wrong:
             raise ValueError(wrong)
         call = seen
-    hyper_guide = driver.guide.hyper_guide(structure.hyper, call, key, looks.points)
+    hyper_guide = driver.guide.hyper_guide(structure.hyper, call, key)
     check_start(driver, structure, reading, hyper_guide, call)
     reading, params, kinds = declared_parameters(driver.guide, hyper_guide, call, key)
     fixed = set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import jax
@@ -27,9 +26,7 @@ from numpyro_tsvgp.infer.guides import prediction
 from numpyro_tsvgp.infer.guides.guide_checks import check_inducing, check_parameters
 from numpyro_tsvgp.infer.guides.hyper import (
     HyperGuide,
-    InitialPoint,
     Params,
-    initial_point,
     starting_at,
 )
 from numpyro_tsvgp.model.arguments import Call
@@ -92,7 +89,6 @@ class GPGuide(AutoGuide):
         self.init_loc_fn = init_to_median if init_loc_fn is None else init_loc_fn
         # Autoguides keep the shapes of their sites; one serves all data that give the same shapes.
         self._hyper_guides: dict[Any, HyperGuide] = {}
-        self._initial_points: dict[Any, InitialPoint] = {}
 
     # ---- to be said by a subclass ------------------------------------------------------------
 
@@ -207,7 +203,6 @@ class GPGuide(AutoGuide):
         sites: HyperSites,
         call: Call,
         key: Array | None = None,
-        points: dict[Any, InitialPoint] | None = None,
     ) -> HyperGuide:
         """The guide of some hyperparameters.
 
@@ -215,7 +210,6 @@ class GPGuide(AutoGuide):
           sites: the hyperparameters.
           call: arguments of the model.
           key: seed of initial values; None where they do not matter.
-          points: compiled starts of guides of this model.
 
         Returns:
           The guide.
@@ -224,17 +218,7 @@ class GPGuide(AutoGuide):
         if key is not None or signature not in self._hyper_guides:
             seed = jax.random.key(0) if key is None else key
             make = starting_at(self.make_hyper_guide, self.init_loc_fn)
-            # Guides that start in the same way share the program; a start of one's own is known
-            # to this guide alone.
-            is_common = isinstance(self.make_hyper_guide, type) and isinstance(
-                self.init_loc_fn, FunctionType
-            )
-            known = points if points is not None and is_common else self._initial_points
-            name = (self.make_hyper_guide, self.init_loc_fn, signature)
-            if name not in known:
-                known[name] = initial_point(make, self.model, sites)
-            start = known[name]
-            made = HyperGuide(make, self.model, sites, self.prefix, call, seed, start)
+            made = HyperGuide(make, self.model, sites, self.prefix, call, seed)
             if _traced(seed):  # its initial values belong to the trace
                 return made
             self._hyper_guides[signature] = made

@@ -16,16 +16,15 @@ from jax import Array
 from numpyro import handlers
 from numpyro.infer import autoguide
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
-from numpyro.infer.util import initialize_model
+from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_tsvgp.infer.guides.delta import AutoUnconstrainedDelta
 from numpyro_tsvgp.model.arguments import Call
-from numpyro_tsvgp.model.first_look import held_weakly
 from numpyro_tsvgp.model.likelihood import density
 from numpyro_tsvgp.model.read import Message, Model, one_at_a_time, read
 from numpyro_tsvgp.model.structure import HyperSites
 
-__all__ = ["HyperGuide", "InitialPoint", "Params", "initial_point", "starting_at"]
+__all__ = ["HyperGuide", "Params", "starting_at"]
 
 Params = Mapping[str, Any]
 
@@ -67,7 +66,6 @@ class HyperGuide:
       prefix: of the names of parameters.
       call: arguments of the model, of which shapes matter.
       key: seed of initial values.
-      start: the compiled :func:`initial_point` of these sites, if there is one.
     """
 
     def __init__(
@@ -78,7 +76,6 @@ class HyperGuide:
         prefix: str,
         call: Call,
         key: Array,
-        start: InitialPoint | None = None,
     ) -> None:
         self.names = sites.names
         self.autoguide: AutoGuide | None = None
@@ -94,9 +91,8 @@ class HyperGuide:
             )
         with jax.ensure_compile_time_eval():
             still = _concrete(call)
-        # Not where constants are evaluated: in there, tracing a program would compile its parts.
-        compiled = None if isinstance(key, jax.core.Tracer) else start
-        if compiled is not None and _start_at_point(self.autoguide, compiled, still, key):
+        # Not where constants are evaluated: in there, functions are compiled part by part.
+        if not isinstance(key, jax.core.Tracer) and _start_at_point(self.autoguide, still, key):
             return
         with (
             one_at_a_time,
@@ -193,66 +189,31 @@ class HyperGuide:
         }
 
 
-InitialPoint = Callable[[Array, Call], tuple[dict[str, Array], Array]]
+def _start_at_point(guide: AutoGuide, call: Call, key: Array) -> bool:
+    """Gives a guide of points its start, as NumPyro would; False if that was not possible.
 
-
-def initial_point(make: Callable[..., AutoGuide], model: Model, sites: HyperSites) -> InitialPoint:
-    """Where an autoguide starts, as one compiled program.
-
-    An autoguide finds its start by running the model and the gradient of its density, operation by
-    operation: about sixty programs for one hyperparameter.
-
-    Args:
-      make: the autoguide, as a function of a model.
-      model: the NumPyro model.
-      sites: the hyperparameters.
-
-    Returns:
-      A function of a key and the arguments of the model that gives the values of all sites that
-      the autoguide samples, and whether the density has a finite value and gradient there.
+    An autoguide looks for a start where the density and its gradient are finite, which costs about
+    sixty small programs. This is its first try alone, by a strategy that asks the prior, such as
+    the default of the prior median.
     """
-
-    of = held_weakly(model)
-
-    def point(key: Array, call: Call) -> tuple[dict[str, Array], Array]:
-        prior = partial(_prior, of(), sites, call.whole)
-        guide = make(prior)
-        with one_at_a_time, handlers.block(), handlers.seed(rng_seed=key):
-            found = initialize_model(
-                numpyro.prng_key(),
-                prior,
-                init_strategy=guide.init_loc_fn,
-                model_args=call.args,
-                model_kwargs=call.kwargs,
-                forward_mode_differentiation=guide._forward_mode_differentiation,
-            )
-            free, energy, gradient = found.param_info
-            values = handlers.seed(found.postprocess_fn, rng_seed=0)(free)
-        finite = [jnp.isfinite(x).all() for x in jax.tree.leaves((energy, gradient))]
-        return {name: values[name] for name in free}, jnp.stack(finite).all()
-
-    return jax.jit(point)
-
-
-def _start_at_point(guide: AutoGuide, start: InitialPoint, call: Call, key: Array) -> bool:
-    """Gives a guide of points its start, as NumPyro would; False if that was not possible."""
     if type(guide) not in (AutoDelta, AutoUnconstrainedDelta) or guide.create_plates is not None:
         return False
-    try:
-        values, is_valid = start(key, call)
-    except Exception:  # NumPyro raises it again, or the model cannot be traced
+    strategy = guide.init_loc_fn
+    strategy = strategy if isinstance(strategy, partial) else strategy()
+    if strategy.func is init_to_uniform:  # on the unconstrained scale, by keys of its own
         return False
-    if isinstance(is_valid, jax.core.Tracer) or not is_valid:
-        return False  # NumPyro says what is wrong, if something is
-    with (
-        one_at_a_time,
-        handlers.block(),
-        handlers.trace() as trace,
-        handlers.seed(rng_seed=0),
-        handlers.substitute(data=values),
-    ):
-        guide.model(*call.args, **call.kwargs)
-    sites = {name: trace[name] for name in values}
+    try:
+        with one_at_a_time, handlers.block(), handlers.seed(rng_seed=key):
+            first_try = jax.random.split(numpyro.prng_key())[1]  # as NumPyro splits it
+            start = handlers.seed(guide.model, first_try)
+            start = handlers.substitute(start, substitute_fn=strategy)
+            trace = handlers.trace(start).get_trace(*call.args, **call.kwargs)
+    except Exception:  # NumPyro raises it again
+        return False
+    sites = {k: s for k, s in trace.items() if s["type"] == "sample" and not s["is_observed"]}
+    densities = [density(site) for site in sites.values()]
+    if any(isinstance(value, jax.core.Tracer) or not jnp.isfinite(value) for value in densities):
+        return False  # it is traced, or NumPyro goes on and says what is wrong
     frames = {frame.name: frame for site in sites.values() for frame in site["cond_indep_stack"]}
     sizes = {name: site["args"][0] for name, site in trace.items() if site["type"] == "plate"}
     if any(sizes.get(name) != frame.size for name, frame in frames.items()):
@@ -260,7 +221,7 @@ def _start_at_point(guide: AutoGuide, start: InitialPoint, call: Call, key: Arra
     guide.prototype_trace = trace
     guide._prototype_frames = frames
     guide._prototype_frame_full_sizes = sizes
-    guide._init_locs = values
+    guide._init_locs = {name: site["value"] for name, site in sites.items()}
     guide._event_dims = {name: site["fn"].event_dim for name, site in sites.items()}
     return True
 
