@@ -5,10 +5,10 @@
 Counts of a smooth rate at n random places, Poisson, Matern-5/2 with a lengthscale and a deviation
 to be found. NUTS on the full model has n + 2 dimensions, f as white noise (``whiten``), and starts
 at the fit; NUTS on ``collapse(fit)`` has two, with 25 inducing inputs. Both take as many draws
-after as many steps of warm-up, under ``blas_threads``. The first run, with compilation and warm-up, is
-timed; and the draws after it, compiled, which are divided by the smallest effective sample size of
-the two hyperparameters, all in CPU seconds. Where the full model would take longer than ``--limit``
-seconds, its gradient alone is timed.
+after as many steps of warm-up, under ``blas_threads``. The first run, with compilation and warm-up,
+is timed; and the draws after it, compiled, which are divided by the smallest effective sample size
+of the two hyperparameters, all in CPU seconds. Where the full model would take longer than
+``--limit`` seconds, its gradient alone is timed.
 """
 
 import argparse
