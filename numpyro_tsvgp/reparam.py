@@ -23,8 +23,8 @@ class GPReparam(Reparam):
     .. math:: f = \mu(X) + L \varepsilon, \qquad \varepsilon \sim \mathcal{N}(0, I), \qquad
         L L^\top = k(X, X) + \epsilon I
 
-    The values of a smooth function at neighbouring inputs are all but equal, which no sampler that
-    moves them one by one can keep up with, and their scale changes with the hyperparameters. The
+    The values of a smooth function at neighbouring inputs are all but equal, so a sampler that
+    moves them one by one takes tiny steps; and their scale changes with the hyperparameters. The
     noise has neither problem. The model is the same one: the noise is a site ``{name}_base``, and
     the function becomes a deterministic site of the name that it had, so that samples have both.
 

@@ -81,6 +81,9 @@ def test_every_data_file_has_its_source_and_licence():
 
 
 BENCHMARKS = sorted((EXAMPLES / "benchmarks").glob("*.py"))
+# Names of the column that a table is about.
+MEASURED = ("median_ms", "step_ms", "mean", "nlpd", "loss", "unconstrained")
+MEASURED += ("n_eff", "error", "first_s")
 
 
 @pytest.mark.slow
@@ -93,10 +96,6 @@ def test_benchmark(script, tmp_path, monkeypatch, capsys):
     table = output / f"{script.stem}.csv" if output.is_dir() else output
     header, *rows = csv.reader(table.read_text().splitlines())
     assert rows and all(len(row) == len(header) for row in rows)
-    column = next(
-        header.index(name)
-        for name in ("median_ms", "step_ms", "mean", "nlpd", "loss", "unconstrained")
-        if name in header
-    )
+    column = next(header.index(name) for name in MEASURED if name in header)
     assert np.isfinite([float(row[column]) for row in rows]).all()
     assert (np.array([row[column] for row in rows], float) != 0).all()

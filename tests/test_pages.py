@@ -1,5 +1,6 @@
 """Pages that show outputs: their code is that which was executed, and the map has every page."""
 
+import ast
 import importlib.util
 import re
 from pathlib import Path
@@ -159,6 +160,25 @@ def test_what_is_returned_is_not_taken_for_a_type():
             if ":" in words:
                 found.append(f"{path.name}: {line}")
     assert found == []
+
+
+def test_docstrings_have_one_style():
+    """Sections by their names, two spaces in, in one order; the example comes after the words."""
+    order = ("Args", "Attributes", "Returns", "Yields", "Raises", "Examples", "References")
+    found, count = [], 0
+    for path in (ROOT / "numpyro_tsvgp").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf8"))):
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef):
+                continue
+            text = ast.get_docstring(node) or ""
+            sections = re.findall(r"^([A-Z]\w+):\n( *)", text, re.MULTILINE)
+            count += len(sections)
+            names = [name for name, _ in sections]
+            known = set(names) <= set(order) and names == sorted(names, key=order.index)
+            if not known or any(indent != "  " for _, indent in sections):
+                found.append(f"{path.name}:{node.lineno} {node.name} {names}")
+    assert found == []
+    assert count > 500
 
 
 def test_addresses_of_other_projects(tmp_path):

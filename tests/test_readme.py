@@ -1,9 +1,8 @@
 """The code of the README and of the documentation runs as it stands.
 
-The blocks of a page are executed in turn in one namespace. A page that includes a setup, which
-readers can unfold, needs nothing else, and neither does the quickstart; others may use the names of
-a small fit. Fits and chains are cut short: what is tested is that the code is right, not that it
-converges.
+The blocks of a page are executed in turn in one namespace, which has nothing in it but what the
+setup leaves that the page includes and readers can unfold, if it has one. Fits and chains are cut
+short: what is tested is that the code is right, not that it converges.
 """
 
 import ast
@@ -11,18 +10,10 @@ import functools
 import re
 from pathlib import Path
 
-import arviz as az
-import jax
-import jax.numpy as jnp
-import numpyro
-import numpyro.distributions as dist
-import optax
 import pytest
-from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO
-from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from numpyro.infer import MCMC, SVI
 
-import numpyro_tsvgp
-from numpyro_tsvgp import GP, QSVGP, TSVGP, AutoDualGaussian, kernels
+from numpyro_tsvgp import QSVGP, TSVGP
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -51,45 +42,6 @@ def test_the_code_of_the_readme_runs():
     assert losses[-1] < losses[0] - 10
     assert namespace["mean"].shape == namespace["variance"].shape == (300,)
     assert namespace["y_new"].shape == (100, 300)
-
-
-def model(X, y=None):
-    variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
-    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
-    f = numpyro.sample("f", GP(variance * kernels.Matern52(lengthscale), X))
-    with numpyro.plate("data", X.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
-
-
-def make_model(kernel):
-    def model(X, y=None):
-        f = numpyro.sample("f", GP(kernel(1.0), X))
-        with numpyro.plate("data", X.shape[0]):
-            numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
-
-    return model
-
-
-@pytest.fixture(scope="module")
-def names():
-    """What pages may use: the public names, NumPyro's, and a fitted model with its data."""
-    X = jnp.linspace(-3.0, 3.0, 30)
-    y = (jnp.sin(2.0 * X) > 0).astype(int)
-    Z = X[::5]
-    guide = AutoDualGaussian(model, inducing=Z)
-    svi = TSVGP(model, guide, optax.adam(0.1))
-    result = svi.run(jax.random.key(0), 2, X, y, progress_bar=False)
-    public = {name: getattr(numpyro_tsvgp, name) for name in numpyro_tsvgp.__all__}
-    numpyros = (MCMC, NUTS, SVI, Predictive, Trace_ELBO, AutoMultivariateNormal, AutoNormal)
-    return {
-        **public,
-        **{thing.__name__: thing for thing in numpyros},
-        **{"jax": jax, "jnp": jnp, "numpyro": numpyro, "dist": dist, "optax": optax, "az": az},
-        **{"model": model, "X": X, "y": y, "Z": Z, "X_new": X[:7], "key": jax.random.key(1)},
-        **{"guide": guide, "svi": svi, "result": result, "fit": result.fit},
-        "params": result.params,
-        **{"make_model": make_model, "KERNELS": {"RBF": kernels.RBF, "other": kernels.Matern32}},
-    }
 
 
 @pytest.fixture
@@ -125,10 +77,11 @@ def after(setup):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_the_code_of_a_page_runs(page, names, short, tmp_path, monkeypatch, capsys):
+def test_the_code_of_a_page_runs(page, short, tmp_path, monkeypatch, capsys):
+    """By itself: a reader of one page can copy its code."""
     monkeypatch.chdir(tmp_path)
     setup = SETUP.search(page.read_text("utf8"))
-    namespace = {} if page.stem == "quickstart" else dict(after(setup[1]) if setup else names)
+    namespace = dict(after(setup[1])) if setup else {}
     for block in blocks(page):
         exec(block, namespace)
 

@@ -1,5 +1,6 @@
 """Numbers of the how-to guides."""
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -113,10 +114,77 @@ def flights_scores() -> str:
         "logistic regression": "logistic regression on the same columns",
         "GP": "t-SVGP",
     }
-    line = r"^held out, (.*): log density (\S+) a flight(?:, area under the ROC curve (\S+))?$"
+    line = (
+        r"^held out, (.*): log density (\S+) for each flight(?:, area under the ROC curve (\S+))?$"
+    )
     rows = [[names[k], *rest] for k, *rest in re.findall(line, printed, re.MULTILINE)]
-    header = [f"{count} flights held out", "log density a flight", "area under the ROC curve"]
+    header = [f"{count} flights held out", "log density, mean", "area under the ROC curve"]
     return table(header, rows)
+
+
+def whitened_nuts() -> str:
+    rows, before = [], ""
+    for row in source.read("data/whitened_nuts.csv"):
+        name = row["hyperparameters"]
+        size = float(row["n_eff"])
+        cells = [f"{size:.0f}" if size >= 10 else f"{size:.1f}", f"{float(row['r_hat']):.2f}"]
+        cells += [row["divergences"], f"{round(int(row['gradients']), -3):,}"]
+        rows.append(["" if name == before else name, f"`{row['how']}`", *cells])
+        before = name
+    header = ["hyperparameters", "", "smallest n_eff", "largest r_hat", "divergences"]
+    return table([*header, "gradients, without warmup"], rows)
+
+
+def random_features() -> str:
+    found: dict[str, list[str]] = {}
+    for row in source.read("data/random_features.csv"):
+        error = float(row["error"])
+        digits = f"{error:.0e}".replace("e-0", "e-") if error < 1e-4 else f"{error:.1g}"
+        found.setdefault(row["kernel"], []).append(digits)
+    rows = [[kernel, *errors] for kernel, errors in found.items()]
+    exact = "`Linear`, `Polynomial`, `Constant`, `Cosine`, `Coregion`"  # tests have them to 1e-12
+    return table(["kernel", "512 frequencies", "2048"], [*rows, [exact, "exact", "exact"]])
+
+
+def first_prediction() -> str:
+    names = {
+        "fit": "the fit, `fit.marginals(X)`",
+        "predictor and model": "the predictor and the model",
+        "predictor alone": "the predictor alone",
+    }
+    rows = [
+        [
+            names[r["loaded"]],
+            *(f"{float(r[k]):.2g} s" for k in ("load_s", "first_s")),
+            r["programs"],
+        ]
+        for r in source.read("data/first_prediction.csv")
+    ]
+    return table(["loaded", "to load", "first prediction", "programs compiled"], rows)
+
+
+def harmonics() -> str:
+    """What the first harmonics of a periodic kernel leave out, from Bessel functions.
+
+    The kernel is the sum of w_k cos(k angle) with w_0 = e^-x I_0(x), w_k = 2 e^-x I_k(x) and
+    x = 1 / lengthscale^2. All weights are positive, so the error is largest at distance zero.
+    """
+
+    def bessel(k: int, x: float) -> float:
+        term = total = (x / 2) ** k / math.factorial(k)
+        for j in range(1, 80):
+            term *= (x / 2) ** 2 / (j * (j + k))
+            total += term
+        return total
+
+    orders = (3, 5, 7, 10, 14)
+    rows = []
+    for lengthscale in (3, 2, 1.5, 1, 0.7, 0.5, 0.3):
+        x = lengthscale**-2
+        missing = [2 * math.exp(-x) * sum(bessel(k, x) for k in range(o + 1, 100)) for o in orders]
+        cells = [f"{error:.0e}" if error > 1e-14 else "below 1e-14" for error in missing]
+        rows.append([f"{lengthscale:g}", *cells])
+    return table(["lengthscale", *(f"`order={order}`" for order in orders)], rows)
 
 
 def sentences() -> Iterator[tuple[str, str]]:
@@ -146,9 +214,33 @@ def sentences() -> Iterator[tuple[str, str]]:
     series = {r["what"]: r for r in source.read("data/time_series.csv")}
     ours, theirs = (float(series[k]["step_ms"]) for k in ("evidence", "evidence, tinygp"))
     yield "time_series.md", f"{ours:.0f} ms here, {theirs:.0f} ms in tinygp"
+    flights = (source.DOCS / "gallery" / "flights.md").read_text("utf8")
+    ((seconds, before, after),) = re.findall(
+        r"E-step: (\d+) s of CPU time\n.* rows: (\S+) before that E-step and (\S+) after", flights
+    )
+    yield "large_data.md", f"with an exact E-step at the end: {seconds} s of CPU time"
+    yield "large_data.md", f"was {before}, and {after} after the exact E-step"
+    day, hour, arrival = (
+        float(re.findall(rf"lengthscale of {k}: (\S+)", flights)[0])
+        for k in ("day of the year", "departure", "arrival")
+    )
+    yield "large_data.md", f"the day of the year is {day:.2f} standard deviations"
+    yield "large_data.md", f"departure {hour:.1f}, and that of the hour of arrival {arrival:.0f}"
+    sizes = {
+        r["how"]: f"{float(r['n_eff']):.0f}"
+        for r in source.read("data/whitened_nuts.csv")
+        if r["hyperparameters"] == "held at 1"
+    }
+    yield (
+        "../README.md",
+        f"an effective size of {sizes['NUTS(whiten(model))']} with `whiten` and "
+        f"[of {sizes['NUTS(model)']} without]",
+    )
 
 
 TABLES = (
     *(inducing_points, kernels_by_loo, leave_one_out_error),
     *(hyperparameter_bias, streaming, weak_scaling, time_series_cost),
+    flights_scores,
+    *(whitened_nuts, random_features, first_prediction, harmonics),
 )

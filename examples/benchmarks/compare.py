@@ -24,7 +24,9 @@ Data are random unless ``--mnist`` (an .npz file with X and y, 60,000 rows to le
 data is followed too. JAX calls a BLAS whose threads get into XLA's way: systems on JAX run as they
 come and with one BLAS thread.
 
-Writes ``compare.csv``, ``compare.json`` (with the machine and the versions) and pictures.
+Writes ``compare.csv``, ``compare_curves.csv`` (scores on the way), ``compare.json`` (with the
+machine and the versions) and pictures. ``--redraw`` makes the pictures anew from the CSV files in
+``--output`` and measures nothing.
 """
 
 import argparse
@@ -390,6 +392,7 @@ def with_ratios(rows):
 COLUMNS = ["job", "precision", "cores", "system", "median_ms", "best_ms"]
 COLUMNS += ["to_ours", "to_fastest_peer", "iterations"]
 COLUMNS += ["first_step_s", "import_s", "bound", "nlpd", "failed"]
+CURVE = ["iteration", "seconds", "nlpd", "bound"]
 
 
 def write(rows, output):
@@ -400,9 +403,28 @@ def write(rows, output):
         writer.writerows(
             {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows
         )
+    with open(output / "compare_curves.csv", "w", newline="") as file:
+        curves = csv.writer(file)
+        curves.writerow([*COLUMNS[:4], *CURVE])
+        for row in rows:
+            for point in row["curve"]:
+                curves.writerow([*(row[k] for k in COLUMNS[:4]), *(f"{v:.6g}" for v in point)])
     (output / "compare.json").write_text(
         json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n"
     )
+
+
+def read(folder):
+    """Rows with what pictures need, from the CSV files of an earlier run."""
+    with open(folder / "compare.csv", newline="") as file:
+        rows = [row | {"median_ms": float(row["median_ms"])} for row in csv.DictReader(file)]
+    curves = {}
+    if (folder / "compare_curves.csv").exists():
+        with open(folder / "compare_curves.csv", newline="") as file:
+            for row in csv.DictReader(file):
+                points = curves.setdefault(tuple(row[k] for k in COLUMNS[:4]), [])
+                points.append([float(row[k]) for k in CURVE])
+    return [row | {"curve": curves.get(tuple(row[k] for k in COLUMNS[:4]), [])} for row in rows]
 
 
 def show(row):
@@ -486,7 +508,8 @@ def plot(rows, output):
     ):
         fig, ax = plt.subplots(figsize=(7, 4.5), layout="constrained")
         for row in rows:
-            if (row["job"], row["precision"], row["cores"]) == (job, precision, cores):
+            of = (row["job"], row["precision"], row["cores"])
+            if of == (job, precision, cores) and row["curve"]:
                 _, seconds, nlpd, _ = np.array(row["curve"]).T
                 style = ":" if "one BLAS" in row["system"] else "-"
                 style = "--" if "q-SVGP" in row["system"] else style
@@ -519,8 +542,12 @@ def main():
     parser.add_argument("--repeats", type=int, default=3, help="of a cold start")
     parser.add_argument("--mnist", type=Path, help="an .npz file with X and y")
     parser.add_argument("--kin40k", type=Path, help="a .csv or .csv.gz file")
+    parser.add_argument("--redraw", action="store_true", help="pictures from the CSV files alone")
     parser.add_argument("--quick", action="store_true", help="tiny, ours alone, for tests")
     args = parser.parse_args()
+    if args.redraw:
+        plot(read(args.output), args.output)
+        return
     jobs = QUICK if args.quick else JOBS
     names = list(jobs) if args.quick or not args.jobs else args.jobs
     if unknown := set(names) - set(jobs):

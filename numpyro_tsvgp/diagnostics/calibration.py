@@ -35,8 +35,8 @@ class Khat(NamedTuple):
     """Pareto k of the guide against its model; print it for a verdict.
 
     Attributes:
-      joint: of all latent values together, the GPs and the variational hyperparameters.
-      hyperparameters: of the hyperparameters alone, or None where they are points.
+      joint: the Pareto k of all latent values together, GPs and variational hyperparameters.
+      hyperparameters: that of the hyperparameters alone, or None where they are points.
       log_weights: logarithms of the importance weights behind ``joint``, one a draw.
     """
 

@@ -96,7 +96,7 @@ def draw(
       num: number of draws.
       hyper: draws of the hyperparameters, or None where they are points.
       joint: whether GPs are drawn with their joint covariance; None to decide by their size.
-      kept: by site, an axis and the indices to keep of it.
+      kept: for each site, an axis and the indices to keep of it.
       refresh: number of site updates for each draw of the hyperparameters, on the training data;
         None where the sites are to be used as they are.
       of_prior: whether GPs are drawn from their prior.

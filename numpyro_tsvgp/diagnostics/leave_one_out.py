@@ -41,21 +41,26 @@ def loo(
     batches: Any = None,
     out: np.ndarray | None = None,
 ) -> Any:
-    r"""Leave-one-out predictive densities from the site cavities: no refit and no sampling.
+    r"""Leave-one-out predictive densities, without a refit and without sampling.
+
+    The posterior without data point i is the posterior with the site of that point taken away. At
+    the input of the point it has mean :math:`m_c` and variance :math:`v_c` (its *cavity*), and the
+    density of the point is
 
     .. math::
       \mathrm{elpd}_i = \log \int p(y_i \mid f) \, \mathcal{N}(f;\, m_c, v_c) \, \mathrm{d}f
 
     in :math:`O(n m^2)` for all n points. A data point is a row of the GPs: everything that is
-    observed at it is left out together. Where the GPs have rows of their own (effects of groups,
-    ``f[group]``, GPs with different numbers of rows) it is an entry of the observed sites, and what
-    it says about a row that it shares with others is found by itself, which costs as many
-    evaluations of the likelihood as the largest group has points. A likelihood may be written with
-    ``numpyro.factor``, one number for each data point; beside observed data its terms stay in.
+    observed at it is left out together. Where several data points share a row of a GP (effects of
+    groups, ``f[group]``, GPs with different numbers of rows), a data point is an entry of the
+    observed sites, and what it alone says about the shared row is taken away. This costs as many
+    evaluations of the likelihood as the largest group has points. A likelihood may also be written
+    with ``numpyro.factor``, one number for each data point; if the model observes data as well, its
+    factors stay in.
 
-    For a Gaussian likelihood of one GP this equals refitting without each point. For others, and
-    where several GPs meet in a term, whose posterior is a product, the cavity holds the sites of
-    the other points, and ``refine`` moves them to where a refit would.
+    For a Gaussian likelihood of one GP this equals refitting without each point. For other
+    likelihoods, and where several GPs meet in a likelihood term, it is approximate: the sites of
+    the other points are held, which a refit would move. ``refine`` moves them.
 
     The sites must have converged: finish a fit with a few E-steps at fixed hyperparameters,
     ``TSVGP(model, guide, None)``, if the last steps still moved them.
@@ -303,7 +308,7 @@ def influence(fit: Fit, *, delta: bool = False, batches: Any = None) -> Any:
       + \frac{\alpha_i^2 s_i}{(1 - \beta_i s_i)^2} \Big],
 
     summed over latent functions. Points with the largest divergence are worth a second look:
-    outliers, label errors, and the only witnesses of a region.
+    outliers, label errors, and points that alone inform a region.
 
     Args:
       fit: the fit, with its training data, all of it. Variational hyperparameters are held at

@@ -24,10 +24,11 @@ def loo_pit(fit: Fit, *, rng_key: Array | None = None, refine: int = 0) -> xr.Da
 
     .. math:: \mathrm{PIT}_i = P(y < y_i \mid y_{-i}) + u_i \, P(y = y_i \mid y_{-i})
 
-    from the site cavities, without a refit and without draws. If the predictive distribution is
-    right these are uniform: too many near 0 and 1 say that it is too narrow, too many in the middle
-    that it is too wide. (``az.plot_loo_pit`` of draws weights them by importance, which fails at
-    the points that matter most.)
+    without a refit and without draws: the posterior without a point is the one with its site taken
+    away. If the predictive distributions are right, the transforms are uniform. Too many near 0 and
+    1 say that the distributions are too narrow, too many in the middle that they are too wide.
+    (``az.plot_loo_pit`` weights draws of the posterior by importance, which fails at the points
+    that matter most.)
 
     Args:
       fit: the fit, with its training data, all of it. Variational hyperparameters are held at

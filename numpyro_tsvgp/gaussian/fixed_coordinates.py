@@ -55,7 +55,7 @@ class FreeAtData(InducingAtData):
       kept: the tied sites.
       process: the prior at the training inputs.
       prior: the factorised prior of the inducing values, a constant.
-      features: of the training inputs, constants but for the prior variance.
+      features: the features of the training inputs, constants but for the prior variance.
       cross: the covariances of data points and inducing values, which carry the derivative. They
         are kept in two factors, ``(k,)`` and ``(k, n, m)``, because the derivative in the first
         needs no sum over all of the second.

@@ -364,7 +364,7 @@ class InducingAtData:
       kept: the approximation.
       process: the prior at the training inputs.
       prior: the factorised prior of the inducing values.
-      features: of the training inputs.
+      features: the features of the training inputs.
     """
 
     kept: Any

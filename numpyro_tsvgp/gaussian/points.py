@@ -283,7 +283,7 @@ class NewPointsAtData(InducingAtData):
       kept: the point sites, with sites of zero at the new points.
       process: the prior at the new points.
       prior: the factorised prior of the inducing values.
-      features: of the new points.
+      features: the features of the new points.
       earlier: the sums over the sites of earlier points.
     """
 

@@ -240,9 +240,9 @@ def expect(
       log_likelihood: a scalar function of the values of every GP.
       marginals: mean and variance of every GP, each ``(latents, n)``.
       nodes: the nodes to evaluate it at.
-      wanted: whether the value is wanted, or the gradient alone, as a boolean scalar that need not
-        be known before. The value, of many logarithms where the gradient has none, can be the
-        larger part. None for both.
+      wanted: a boolean scalar, possibly traced: whether the value is wanted, or its gradient alone.
+        The value can be the larger part of the cost, since it has logarithms where the gradient
+        has none. None for both.
 
     Returns:
       The expectation, a scalar; zero where it is not wanted.

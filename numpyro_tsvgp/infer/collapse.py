@@ -48,10 +48,10 @@ def collapse(fit: Fit, *, refresh: int = 2, objective: Objective | None = None) 
 
     Args:
       fit: the fit.
-      refresh: sites made at one value of the hyperparameters are only locally right. This many
-        site updates at rate 1 inside the density make them anew at each value. One is exact for a
-        Gaussian likelihood (with the default site rule), and with 0 the fitted sites are held. For
-        f the updates matter more than for the density itself.
+      refresh: number of site updates, at rate 1, at each value of the hyperparameters. The sites of
+        the fit were made at one value and are only approximately right at others, so the density
+        makes them anew. One update is exact for a Gaussian likelihood (with the default site rule);
+        with 0 the fitted sites are held. For f the updates matter more than for the density itself.
       objective: what stands in for the log evidence; that of the fit by default.
 
     Returns:

@@ -354,12 +354,14 @@ class Fit(Fitted):
         return fantasies(self, rng_key, num, Call(args, kwargs))
 
     def with_inducing(self, Z: Any) -> Fit:
-        r"""The fit by the values of f at other inducing inputs, more or fewer.
+        r"""The fit with other inducing inputs, more or fewer.
 
-        Sums over sites are statements about f at the old inputs, which the new inducing values
-        predict: :math:`\xi \leftarrow T^\top \xi` and :math:`G \leftarrow T^\top G \, T` with
-        :math:`T = L_0^{-1} K_{Z_0 Z} L^{-\top}`. Nothing is lost where all old inputs are among the
-        new; elsewhere, what the new ones do not see fades. Point sites stay with their data points.
+        The sums over sites say something about f at the old inducing inputs, and the new inducing
+        values take over as much of it as they can predict: :math:`\xi \leftarrow T^\top \xi` and
+        :math:`G \leftarrow T^\top G \, T` with :math:`T = L_0^{-1} K_{Z_0 Z} L^{-\top}`. If all old
+        inputs are among the new, nothing is lost. Otherwise, what was known far from all new inputs
+        is lost, and the posterior goes back to the prior there. Point sites stay with their data
+        points.
 
         Args:
           Z: inducing inputs of shape ``(m, d)`` for every GP site that has some, or a dict from GP

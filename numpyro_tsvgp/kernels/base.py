@@ -124,24 +124,24 @@ class Kernel:
         r"""Features :math:`\phi` with :math:`\phi(x)^\top \phi(x') \approx k(x, x')`.
 
         Args:
-            key: random key.
-            count: how many random frequencies each stationary term of the kernel gets; each makes
-                two features.
-            columns: how many columns the inputs have.
-            centre: somewhere among the inputs, a number or an array of shape ``(columns,)``; it
-                keeps angles from rounding where inputs are large.
+          key: random key.
+          count: how many random frequencies each stationary term of the kernel gets; each makes
+            two features.
+          columns: how many columns the inputs have.
+          centre: somewhere among the inputs, a number or an array of shape ``(columns,)``; it
+            keeps angles from rounding where inputs are large.
 
         Returns:
-            A function of inputs that gives features of shape ``batch + (n, size)``, a pytree.
+          A function of inputs that gives features of shape ``batch + (n, size)``, a pytree.
 
         Raises:
-            ValueError: if the kernel, or one that it is made of, has none.
+          ValueError: if the kernel, or one that it is made of, has none.
 
         References:
-            Rahimi and Recht, `Random Features for Large-Scale Kernel Machines
-            <https://papers.nips.cc/paper/2007/hash/013a006f03dbc5392effeb8f18fda755-Abstract.html>`_,
-            2007. Avron, Sindhwani, Yang and Mahoney, `Quasi-Monte Carlo Feature Maps for
-            Shift-Invariant Kernels <https://jmlr.org/papers/v17/14-538.html>`_, 2016.
+          Rahimi and Recht, `Random Features for Large-Scale Kernel Machines
+          <https://papers.nips.cc/paper/2007/hash/013a006f03dbc5392effeb8f18fda755-Abstract.html>`_,
+          2007. Avron, Sindhwani, Yang and Mahoney, `Quasi-Monte Carlo Feature Maps for
+          Shift-Invariant Kernels <https://jmlr.org/papers/v17/14-538.html>`_, 2016.
         """
         return draw_features(self.spectral_terms(columns), key, count, centre)
 
@@ -159,15 +159,15 @@ class Kernel:
         """The kernel of one input as a Markov chain of states, for ``markov=True``.
 
         Returns:
-            The form; see :mod:`numpyro_tsvgp.gaussian.state_space`.
+          The form; see :mod:`numpyro_tsvgp.gaussian.state_space`.
 
         Raises:
-            TypeError: if the kernel has none.
+          TypeError: if the kernel has none.
 
-        Example:
-            >>> from numpyro_tsvgp import kernels
-            >>> (kernels.Matern32(2.0) + kernels.Constant()).state_space().dim
-            3
+        Examples:
+          >>> from numpyro_tsvgp import kernels
+          >>> (kernels.Matern32(2.0) + kernels.Constant()).state_space().dim
+          3
         """
         raise TypeError(f"{self._described()} has no state-space form: {WITH_STATE_SPACE} have one")
 
@@ -277,12 +277,12 @@ class Constant(Kernel):
     .. math:: k(x, x') = \sigma^2
 
     Args:
-        variance: :math:`\sigma^2`.
+      variance: :math:`\sigma^2`.
 
-    Example:
-        >>> from numpyro_tsvgp import kernels
-        >>> kernels.Constant(2.0).diag([0.0, 1.0]).tolist()
-        [2.0, 2.0]
+    Examples:
+      >>> from numpyro_tsvgp import kernels
+      >>> kernels.Constant(2.0).diag([0.0, 1.0]).tolist()
+      [2.0, 2.0]
     """
 
     variance: ArrayLike = 1.0
@@ -318,14 +318,14 @@ class White(Kernel):
     ``jax.jit(kernel)(X, X)`` makes two objects of one: jit ``lambda X: kernel(X, X)`` instead.
 
     Args:
-        variance: the noise variance :math:`\sigma^2`.
+      variance: the noise variance :math:`\sigma^2`.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from numpyro_tsvgp import kernels
-        >>> X = jnp.array([0.0, 1.0])
-        >>> kernels.White(0.5)(X, X).tolist(), kernels.White(0.5)(X, X.copy()).tolist()
-        ([[0.5, 0.0], [0.0, 0.5]], [[0.0, 0.0], [0.0, 0.0]])
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from numpyro_tsvgp import kernels
+      >>> X = jnp.array([0.0, 1.0])
+      >>> kernels.White(0.5)(X, X).tolist(), kernels.White(0.5)(X, X.copy()).tolist()
+      ([[0.5, 0.0], [0.0, 0.5]], [[0.0, 0.0], [0.0, 0.0]])
     """
 
     variance: ArrayLike = 1.0
@@ -426,23 +426,23 @@ def as_kernel(kernel: Any) -> Kernel:
     """Makes a :class:`Kernel` of anything that can serve as one.
 
     Args:
-        kernel: a kernel of this module, returned unchanged; a tinygp kernel; or a callable
-            ``kernel(X1, X2)`` that returns the matrix of covariances and may have a method
-            ``diag(X)``. A callable that is a pytree, such as ``jax.tree_util.Partial``, keeps its
-            leaves as hyperparameters; a plain function has none that JAX can see.
+      kernel: a kernel of this module, returned unchanged; a tinygp kernel; or a callable
+        ``kernel(X1, X2)`` that returns the matrix of covariances and may have a method
+        ``diag(X)``. A callable that is a pytree, such as ``jax.tree_util.Partial``, keeps its
+        leaves as hyperparameters; a plain function has none that JAX can see.
 
     Returns:
-        The kernel, which composes with the others. Foreign kernels get the inputs as they are.
-        What tinygp makes of ``theirs + ours``, where it takes ours for a number, is taken apart.
+      The kernel, which composes with the others. Foreign kernels get the inputs as they are.
+      What tinygp makes of ``theirs + ours``, where it takes ours for a number, is taken apart.
 
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from numpyro_tsvgp import kernels
-        >>> def brownian(scale, X1, X2):
-        ...     return scale * jnp.minimum(X1[:, None], X2[None, :])
-        >>> kernel = kernels.as_kernel(jax.tree_util.Partial(brownian, 2.0)) + kernels.RBF()
-        >>> kernel.diag(jnp.array([0.5, 1.0])).tolist()
-        [2.0, 3.0]
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> from numpyro_tsvgp import kernels
+      >>> def brownian(scale, X1, X2):
+      ...     return scale * jnp.minimum(X1[:, None], X2[None, :])
+      >>> kernel = kernels.as_kernel(jax.tree_util.Partial(brownian, 2.0)) + kernels.RBF()
+      >>> kernel.diag(jnp.array([0.5, 1.0])).tolist()
+      [2.0, 3.0]
     """
     if isinstance(kernel, Kernel):
         return kernel

@@ -26,21 +26,21 @@ class ChangePoint(Kernel):
     points are change points of change points: ``ChangePoint(ChangePoint(a, b, 1.0), c, 2.0)``.
 
     Args:
-        left: the kernel :math:`k_1`, or what :func:`~numpyro_tsvgp.kernels.as_kernel` takes.
-        right: the kernel :math:`k_2`.
-        location: :math:`t`, of shape ``batch``.
-        steepness: :math:`s`, of shape ``batch``; the change takes about ``4 / s``.
-        column: the column of the inputs that the change is in.
+      left: the kernel :math:`k_1`, or what :func:`~numpyro_tsvgp.kernels.as_kernel` takes.
+      right: the kernel :math:`k_2`.
+      location: :math:`t`, of shape ``batch``.
+      steepness: :math:`s`, of shape ``batch``; the change takes about ``4 / s``.
+      column: the column of the inputs that the change is in.
 
-    Example:
-        >>> from numpyro_tsvgp import kernels
-        >>> kernel = kernels.ChangePoint(kernels.Constant(1.0), kernels.Constant(9.0), 0.0, 50.0)
-        >>> [round(k, 4) for k in kernel.diag([-1.0, 0.0, 1.0]).tolist()]
-        [1.0, 2.5, 9.0]
+    Examples:
+      >>> from numpyro_tsvgp import kernels
+      >>> kernel = kernels.ChangePoint(kernels.Constant(1.0), kernels.Constant(9.0), 0.0, 50.0)
+      >>> [round(k, 4) for k in kernel.diag([-1.0, 0.0, 1.0]).tolist()]
+      [1.0, 2.5, 9.0]
 
     References:
-        Lloyd, Duvenaud, Grosse, Tenenbaum and Ghahramani, *Automatic Construction and
-        Natural-Language Description of Nonparametric Regression Models*, AAAI 2014.
+      Lloyd, Duvenaud, Grosse, Tenenbaum and Ghahramani, *Automatic Construction and
+      Natural-Language Description of Nonparametric Regression Models*, AAAI 2014.
     """
 
     left: Kernel

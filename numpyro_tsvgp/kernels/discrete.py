@@ -42,20 +42,20 @@ class Group(Leaf):
     there (``learn_inducing=False``).
 
     Args:
-        variance: :math:`\sigma^2`, of shape ``batch``.
-        active_dims: the columns of the inputs to use; all of them by default.
+      variance: :math:`\sigma^2`, of shape ``batch``.
+      active_dims: the columns of the inputs to use; all of them by default.
 
-    Example:
-        >>> from numpyro_tsvgp import kernels
-        >>> kernels.Group(0.5)([3, 4, 3], [3, 5]).tolist()
-        [[0.5, 0.0], [0.0, 0.0], [0.5, 0.0]]
-        >>> slopes = kernels.Group(active_dims=0) * kernels.Linear(active_dims=1)
-        >>> slopes([[0, 2.0], [1, 2.0]], [[0, 3.0]]).tolist()
-        [[6.0], [0.0]]
+    Examples:
+      >>> from numpyro_tsvgp import kernels
+      >>> kernels.Group(0.5)([3, 4, 3], [3, 5]).tolist()
+      [[0.5, 0.0], [0.0, 0.0], [0.5, 0.0]]
+      >>> slopes = kernels.Group(active_dims=0) * kernels.Linear(active_dims=1)
+      >>> slopes([[0, 2.0], [1, 2.0]], [[0, 3.0]]).tolist()
+      [[6.0], [0.0]]
 
     References:
-        Gelman and Hill, *Data Analysis Using Regression and Multilevel/Hierarchical Models*, 2007,
-        chapters 12 and 13.
+      Gelman and Hill, *Data Analysis Using Regression and Multilevel/Hierarchical Models*, 2007,
+      chapters 12 and 13.
     """
 
     variance: ArrayLike = 1.0
@@ -93,19 +93,19 @@ class Categorical(Leaf):
     (``learn_inducing=False``).
 
     Args:
-        lengthscale: :math:`\ell`, of shape ``()``, ``(d,)``, ``batch + (1,)`` or ``batch + (d,)``.
-        variance: :math:`\sigma^2`, of shape ``batch``.
-        active_dims: the columns of the inputs to use; all of them by default.
+      lengthscale: :math:`\ell`, of shape ``()``, ``(d,)``, ``batch + (1,)`` or ``batch + (d,)``.
+      variance: :math:`\sigma^2`, of shape ``batch``.
+      active_dims: the columns of the inputs to use; all of them by default.
 
-    Example:
-        >>> from numpyro_tsvgp import kernels
-        >>> K = kernels.Categorical(lengthscale=2.0)([3, 4, 3], [3])
-        >>> [round(k, 4) for k in K[:, 0].tolist()]
-        [1.0, 0.6065, 1.0]
+    Examples:
+      >>> from numpyro_tsvgp import kernels
+      >>> K = kernels.Categorical(lengthscale=2.0)([3, 4, 3], [3])
+      >>> [round(k, 4) for k in K[:, 0].tolist()]
+      [1.0, 0.6065, 1.0]
 
     References:
-        Qian, Wu and Wu, *Gaussian Process Models for Computer Experiments With Qualitative and
-        Quantitative Factors*, Technometrics 2008.
+      Qian, Wu and Wu, *Gaussian Process Models for Computer Experiments With Qualitative and
+      Quantitative Factors*, Technometrics 2008.
     """
 
     lengthscale: ArrayLike = 1.0
@@ -144,25 +144,25 @@ class Coregion(Leaf):
     As with :class:`Group`, which it is for ``W = 0``, the derivative in the inputs is zero.
 
     Args:
-        W: :math:`W`, of shape ``(P, R)`` or ``batch + (P, R)``: levels with similar rows covary.
-        kappa: :math:`\kappa`, not negative: a number, or of shape ``(P,)``, ``batch + (1,)`` or
-            ``batch + (P,)``. It is what a level has for itself.
-        active_dims: the column of the inputs to use, if they have more than one.
+      W: :math:`W`, of shape ``(P, R)`` or ``batch + (P, R)``: levels with similar rows covary.
+      kappa: :math:`\kappa`, not negative: a number, or of shape ``(P,)``, ``batch + (1,)`` or
+        ``batch + (P,)``. It is what a level has for itself.
+      active_dims: the column of the inputs to use, if they have more than one.
 
     Raises:
-        IndexError: if an input is none of 0, ..., P - 1. Inside of ``jax.jit``, where values are
-            not known, its covariances are NaN.
+      IndexError: if an input is none of 0, ..., P - 1. Inside of ``jax.jit``, where values are
+        not known, its covariances are NaN.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from numpyro_tsvgp import kernels
-        >>> kernel = kernels.Coregion(W=jnp.array([[1.0], [2.0], [0.0]]), kappa=0.5)
-        >>> kernel([0, 1, 2], [0, 1, 2]).tolist()
-        [[1.5, 2.0, 0.0], [2.0, 4.5, 0.0], [0.0, 0.0, 0.5]]
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from numpyro_tsvgp import kernels
+      >>> kernel = kernels.Coregion(W=jnp.array([[1.0], [2.0], [0.0]]), kappa=0.5)
+      >>> kernel([0, 1, 2], [0, 1, 2]).tolist()
+      [[1.5, 2.0, 0.0], [2.0, 4.5, 0.0], [0.0, 0.0, 0.5]]
 
     References:
-        Álvarez, Rosasco and Lawrence, `Kernels for Vector-Valued Functions: a Review
-        <https://arxiv.org/abs/1106.6251>`_, 2012, section 4.2.
+      Álvarez, Rosasco and Lawrence, `Kernels for Vector-Valued Functions: a Review
+      <https://arxiv.org/abs/1106.6251>`_, 2012, section 4.2.
     """
 
     variance = 1.0  # not a field: `W` and `kappa` have it

@@ -35,14 +35,14 @@ class Linear(Leaf):
     in this module, where some other libraries take it for the columns.
 
     Args:
-        lengthscale: :math:`\ell`, of shape ``()``, ``(d,)``, ``batch + (1,)`` or ``batch + (d,)``.
-        variance: :math:`\sigma^2`, of shape ``batch``.
-        active_dims: the columns of the inputs to use; all of them by default.
+      lengthscale: :math:`\ell`, of shape ``()``, ``(d,)``, ``batch + (1,)`` or ``batch + (d,)``.
+      variance: :math:`\sigma^2`, of shape ``batch``.
+      active_dims: the columns of the inputs to use; all of them by default.
 
-    Example:
-        >>> from numpyro_tsvgp import kernels
-        >>> kernels.Linear(variance=0.5)([[1.0, 2.0]], [[3.0, 4.0]]).item()
-        5.5
+    Examples:
+      >>> from numpyro_tsvgp import kernels
+      >>> kernels.Linear(variance=0.5)([[1.0, 2.0]], [[3.0, 4.0]]).item()
+      5.5
     """
 
     lengthscale: ArrayLike = 1.0
@@ -78,16 +78,16 @@ class Polynomial(Leaf):
     .. math:: k(x, x') = \sigma^2 \left(c + \sum_d x_d x'_d / \ell_d^2\right)^p
 
     Args:
-        degree: :math:`p`, a positive integer.
-        offset: :math:`c`, not negative, of shape ``batch``.
-        lengthscale: :math:`\ell`, of shape ``()``, ``(d,)``, ``batch + (1,)`` or ``batch + (d,)``.
-        variance: :math:`\sigma^2`, of shape ``batch``.
-        active_dims: the columns of the inputs to use; all of them by default.
+      degree: :math:`p`, a positive integer.
+      offset: :math:`c`, not negative, of shape ``batch``.
+      lengthscale: :math:`\ell`, of shape ``()``, ``(d,)``, ``batch + (1,)`` or ``batch + (d,)``.
+      variance: :math:`\sigma^2`, of shape ``batch``.
+      active_dims: the columns of the inputs to use; all of them by default.
 
-    Example:
-        >>> from numpyro_tsvgp import kernels
-        >>> kernels.Polynomial(degree=2)([[1.0, 2.0]], [[3.0, 4.0]]).item()
-        144.0
+    Examples:
+      >>> from numpyro_tsvgp import kernels
+      >>> kernels.Polynomial(degree=2)([[1.0, 2.0]], [[3.0, 4.0]]).item()
+      144.0
     """
 
     degree: int = static(default=2)
@@ -172,20 +172,20 @@ class ArcCosine(Leaf):
     It does not die out far from the data, where functions go on as straight lines (order 1).
 
     Args:
-        order: :math:`p`, which is 0, 1 or 2.
-        offset: :math:`c`, the variance of the biases, not negative, of shape ``batch``.
-        lengthscale: :math:`\ell`, of shape ``()``, ``(d,)``, ``batch + (1,)`` or ``batch + (d,)``;
-            :math:`1 / \ell^2` are the variances of the weights.
-        variance: :math:`\sigma^2`, of shape ``batch``.
-        active_dims: the columns of the inputs to use; all of them by default.
+      order: :math:`p`, which is 0, 1 or 2.
+      offset: :math:`c`, the variance of the biases, not negative, of shape ``batch``.
+      lengthscale: :math:`\ell`, of shape ``()``, ``(d,)``, ``batch + (1,)`` or ``batch + (d,)``;
+        :math:`1 / \ell^2` are the variances of the weights.
+      variance: :math:`\sigma^2`, of shape ``batch``.
+      active_dims: the columns of the inputs to use; all of them by default.
 
-    Example:
-        >>> from numpyro_tsvgp import kernels
-        >>> kernels.ArcCosine(order=1).diag([0.0, 2.0]).tolist()
-        [1.0, 5.0]
+    Examples:
+      >>> from numpyro_tsvgp import kernels
+      >>> kernels.ArcCosine(order=1).diag([0.0, 2.0]).tolist()
+      [1.0, 5.0]
 
     References:
-        Cho and Saul, *Kernel Methods for Deep Learning*, NeurIPS 2009.
+      Cho and Saul, *Kernel Methods for Deep Learning*, NeurIPS 2009.
     """
 
     order: int = static(default=0)

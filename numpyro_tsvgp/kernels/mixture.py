@@ -27,23 +27,23 @@ class SpectralMixture(Leaf):
     in the frequencies: start them at peaks of a periodogram of the data, and compare starts.
 
     Args:
-        weights: :math:`w`, variances of the components, of shape ``(Q,)`` or ``batch + (Q,)``.
-        means: :math:`\mu`, their frequencies, of shape ``(Q, d)`` or ``batch + (Q, d)``; ``(Q,)``
-            where inputs have one column.
-        scales: :math:`s`, standard deviations of the frequencies, of such a shape too.
-        active_dims: the columns of the inputs to use; all of them by default.
+      weights: :math:`w`, variances of the components, of shape ``(Q,)`` or ``batch + (Q,)``.
+      means: :math:`\mu`, their frequencies, of shape ``(Q, d)`` or ``batch + (Q, d)``; ``(Q,)``
+        where inputs have one column.
+      scales: :math:`s`, standard deviations of the frequencies, of such a shape too.
+      active_dims: the columns of the inputs to use; all of them by default.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from numpyro_tsvgp import kernels
-        >>> weights, means = jnp.array([1.0, 0.5]), jnp.array([0.0, 2.0])
-        >>> kernel = kernels.SpectralMixture(weights, means, scales=0.1 * jnp.ones(2))
-        >>> kernel.diag([0.0, 1.0]).tolist()
-        [1.5, 1.5]
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from numpyro_tsvgp import kernels
+      >>> weights, means = jnp.array([1.0, 0.5]), jnp.array([0.0, 2.0])
+      >>> kernel = kernels.SpectralMixture(weights, means, scales=0.1 * jnp.ones(2))
+      >>> kernel.diag([0.0, 1.0]).tolist()
+      [1.5, 1.5]
 
     References:
-        Wilson and Adams, *Gaussian Process Kernels for Pattern Discovery and Extrapolation*, ICML
-        2013.
+      Wilson and Adams, *Gaussian Process Kernels for Pattern Discovery and Extrapolation*, ICML
+      2013.
     """
 
     variance = 1.0  # not a field: `weights` have it

@@ -68,7 +68,7 @@ class Term(NamedTuple):
     """One term of a kernel: a variance times stationary correlations times exact features.
 
     Attributes:
-      variance: of shape ``batch``.
+      variance: the variance, of shape ``batch``.
       frequencies: one for each stationary factor.
       exact: kernels with a method ``exact_features``, whose variance is in ``variance``.
     """
@@ -147,7 +147,7 @@ def draw_features(terms: Sequence[Term], key: Array, count: int, centre: Any) ->
     """Draws the frequencies of all terms.
 
     Args:
-      terms: of a kernel.
+      terms: the spectral terms of a kernel.
       key: random key.
       count: frequencies of each term.
       centre: where angles are measured from, a number or an array of shape ``(columns,)``.

@@ -114,9 +114,9 @@ class MaternSpace(_Form):
     r"""A Matérn function and its derivatives, in units of :math:`\sqrt{2\nu} / \ell`.
 
     Args:
-        rate: :math:`\sqrt{2\nu} / \ell`.
-        variance: the variance of the function.
-        dim: :math:`\nu + 1/2`; 1, 2 or 3.
+      rate: :math:`\sqrt{2\nu} / \ell`.
+      variance: the variance of the function.
+      dim: :math:`\nu + 1/2`; 1, 2 or 3.
     """
 
     rate: ArrayLike
@@ -164,9 +164,9 @@ class RotationSpace(_Form):
     .. math:: k(t, t') = \sum_j w_j \cos(j \omega (t - t'))
 
     Args:
-        frequency: :math:`\omega`.
-        weights: the variances :math:`w_j`, a tuple.
-        first: the first j; the constant, j = 0, has one number in the state and others have two.
+      frequency: :math:`\omega`.
+      weights: the variances :math:`w_j`, a tuple.
+      first: the first j; the constant, j = 0, has one number in the state and others have two.
     """
 
     frequency: ArrayLike

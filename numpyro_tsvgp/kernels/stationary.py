@@ -119,22 +119,22 @@ class RBF(Stationary):
         r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2
 
     Args:
-        lengthscale: :math:`\ell`, of shape ``()``, ``(d,)``, ``batch + (1,)`` or ``batch + (d,)``.
-        variance: :math:`\sigma^2`, of shape ``batch``.
-        active_dims: the columns of the inputs to use; all of them by default.
+      lengthscale: :math:`\ell`, of shape ``()``, ``(d,)``, ``batch + (1,)`` or ``batch + (d,)``.
+      variance: :math:`\sigma^2`, of shape ``batch``.
+      active_dims: the columns of the inputs to use; all of them by default.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from numpyro_tsvgp import kernels
-        >>> X = jnp.linspace(0.0, 1.0, 5)
-        >>> kernels.RBF(0.5)(X, X).shape
-        (5, 5)
-        >>> kernels.RBF(jnp.array([[0.5], [1.0], [2.0]]))(X, X).shape
-        (3, 5, 5)
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from numpyro_tsvgp import kernels
+      >>> X = jnp.linspace(0.0, 1.0, 5)
+      >>> kernels.RBF(0.5)(X, X).shape
+      (5, 5)
+      >>> kernels.RBF(jnp.array([[0.5], [1.0], [2.0]]))(X, X).shape
+      (3, 5, 5)
 
     References:
-        Rasmussen and Williams, `Gaussian Processes for Machine Learning
-        <https://gaussianprocess.org/gpml/>`_, 2006, chapter 4, here and for the kernels below.
+      Rasmussen and Williams, `Gaussian Processes for Machine Learning
+      <https://gaussianprocess.org/gpml/>`_, 2006, chapter 4, here and for the kernels below.
     """
 
     lengthscale: ArrayLike = 1.0
@@ -185,14 +185,14 @@ class Matern12(Stationary):
     It has no derivative at :math:`x = x'`; there, automatic differentiation returns zero.
 
     Args:
-        lengthscale: :math:`\ell`, of shape ``()``, ``(d,)``, ``batch + (1,)`` or ``batch + (d,)``.
-        variance: :math:`\sigma^2`, of shape ``batch``.
-        active_dims: the columns of the inputs to use; all of them by default.
+      lengthscale: :math:`\ell`, of shape ``()``, ``(d,)``, ``batch + (1,)`` or ``batch + (d,)``.
+      variance: :math:`\sigma^2`, of shape ``batch``.
+      active_dims: the columns of the inputs to use; all of them by default.
 
-    Example:
-        >>> from numpyro_tsvgp import kernels
-        >>> round(kernels.Matern12(lengthscale=2.0)([0.0], [2.0]).item(), 4)
-        0.3679
+    Examples:
+      >>> from numpyro_tsvgp import kernels
+      >>> round(kernels.Matern12(lengthscale=2.0)([0.0], [2.0]).item(), 4)
+      0.3679
     """
 
     lengthscale: ArrayLike = 1.0
@@ -217,14 +217,14 @@ class Matern32(Stationary):
         r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2
 
     Args:
-        lengthscale: :math:`\ell`, of shape ``()``, ``(d,)``, ``batch + (1,)`` or ``batch + (d,)``.
-        variance: :math:`\sigma^2`, of shape ``batch``.
-        active_dims: the columns of the inputs to use; all of them by default.
+      lengthscale: :math:`\ell`, of shape ``()``, ``(d,)``, ``batch + (1,)`` or ``batch + (d,)``.
+      variance: :math:`\sigma^2`, of shape ``batch``.
+      active_dims: the columns of the inputs to use; all of them by default.
 
-    Example:
-        >>> from numpyro_tsvgp import kernels
-        >>> round(kernels.Matern32(lengthscale=2.0)([0.0], [2.0]).item(), 4)
-        0.4834
+    Examples:
+      >>> from numpyro_tsvgp import kernels
+      >>> round(kernels.Matern32(lengthscale=2.0)([0.0], [2.0]).item(), 4)
+      0.4834
     """
 
     lengthscale: ArrayLike = 1.0
@@ -249,14 +249,14 @@ class Matern52(Stationary):
         r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2
 
     Args:
-        lengthscale: :math:`\ell`, of shape ``()``, ``(d,)``, ``batch + (1,)`` or ``batch + (d,)``.
-        variance: :math:`\sigma^2`, of shape ``batch``.
-        active_dims: the columns of the inputs to use; all of them by default.
+      lengthscale: :math:`\ell`, of shape ``()``, ``(d,)``, ``batch + (1,)`` or ``batch + (d,)``.
+      variance: :math:`\sigma^2`, of shape ``batch``.
+      active_dims: the columns of the inputs to use; all of them by default.
 
-    Example:
-        >>> from numpyro_tsvgp import kernels
-        >>> round(kernels.Matern52(lengthscale=2.0)([0.0], [2.0]).item(), 4)
-        0.524
+    Examples:
+      >>> from numpyro_tsvgp import kernels
+      >>> round(kernels.Matern52(lengthscale=2.0)([0.0], [2.0]).item(), 4)
+      0.524
     """
 
     lengthscale: ArrayLike = 1.0
@@ -281,15 +281,15 @@ class RationalQuadratic(Stationary):
         r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2
 
     Args:
-        lengthscale: :math:`\ell`, of shape ``()``, ``(d,)``, ``batch + (1,)`` or ``batch + (d,)``.
-        alpha: :math:`\alpha`, of shape ``batch``; the kernel tends to :class:`RBF` as it grows.
-        variance: :math:`\sigma^2`, of shape ``batch``.
-        active_dims: the columns of the inputs to use; all of them by default.
+      lengthscale: :math:`\ell`, of shape ``()``, ``(d,)``, ``batch + (1,)`` or ``batch + (d,)``.
+      alpha: :math:`\alpha`, of shape ``batch``; the kernel tends to :class:`RBF` as it grows.
+      variance: :math:`\sigma^2`, of shape ``batch``.
+      active_dims: the columns of the inputs to use; all of them by default.
 
-    Example:
-        >>> from numpyro_tsvgp import kernels
-        >>> round(kernels.RationalQuadratic(lengthscale=1.0, alpha=1.0)([0.0], [2.0]).item(), 4)
-        0.3333
+    Examples:
+      >>> from numpyro_tsvgp import kernels
+      >>> round(kernels.RationalQuadratic(lengthscale=1.0, alpha=1.0)([0.0], [2.0]).item(), 4)
+      0.3333
     """
 
     lengthscale: ArrayLike = 1.0
@@ -331,28 +331,28 @@ class Periodic(Stationary):
     another kernel of that distance, for functions that repeat themselves and are rougher.
 
     Args:
-        lengthscale: :math:`\ell`, relative to the period, of shape ``()``, ``(d,)``,
-            ``batch + (1,)`` or ``batch + (d,)``.
-        period: :math:`p`, of such a shape too.
-        variance: :math:`\sigma^2`, of shape ``batch``.
-        active_dims: the columns of the inputs to use; all of them by default.
-        base: the class of a kernel of the distance alone: :class:`RBF`, :class:`Matern12`,
-            :class:`Matern32` or :class:`Matern52`.
-        order: number of harmonics in the state-space form, which has ``2 * order + 1`` numbers in
-            a state. Nothing else of the kernel depends on it. Short lengthscales need many, see
-            :meth:`needed_order`.
+      lengthscale: :math:`\ell`, relative to the period, of shape ``()``, ``(d,)``,
+        ``batch + (1,)`` or ``batch + (d,)``.
+      period: :math:`p`, of such a shape too.
+      variance: :math:`\sigma^2`, of shape ``batch``.
+      active_dims: the columns of the inputs to use; all of them by default.
+      base: the class of a kernel of the distance alone: :class:`RBF`, :class:`Matern12`,
+        :class:`Matern32` or :class:`Matern52`.
+      order: number of harmonics in the state-space form, which has ``2 * order + 1`` numbers in
+        a state. Nothing else of the kernel depends on it. Short lengthscales need many, see
+        :meth:`needed_order`.
 
-    Example:
-        >>> from numpyro_tsvgp import kernels
-        >>> round(kernels.Periodic(period=3.0)([0.0], [6.0]).item(), 4)
-        1.0
-        >>> rough = kernels.Periodic(period=3.0, base=kernels.Matern12)
-        >>> round(rough([0.0], [1.5]).item(), 4)  # half a period: a distance of 2
-        0.1353
+    Examples:
+      >>> from numpyro_tsvgp import kernels
+      >>> round(kernels.Periodic(period=3.0)([0.0], [6.0]).item(), 4)
+      1.0
+      >>> rough = kernels.Periodic(period=3.0, base=kernels.Matern12)
+      >>> round(rough([0.0], [1.5]).item(), 4)  # half a period: a distance of 2
+      0.1353
 
     References:
-        MacKay, `Introduction to Gaussian processes
-        <https://www.inference.org.uk/mackay/gpB.pdf>`_, 1998.
+      MacKay, `Introduction to Gaussian processes
+      <https://www.inference.org.uk/mackay/gpB.pdf>`_, 1998.
     """
 
     lengthscale: ArrayLike = 1.0
@@ -426,7 +426,7 @@ class Periodic(Stationary):
         Returns:
           The order, or None if it is larger than that.
 
-        Example:
+        Examples:
           >>> from numpyro_tsvgp import kernels
           >>> [kernels.Periodic(lengthscale).needed_order() for lengthscale in (2.0, 1.0, 0.3)]
           [4, 7, 17]
@@ -450,15 +450,15 @@ class Cosine(Stationary):
     .. math:: k(x, x') = \sigma^2 \cos\left(2\pi \sum_d (x_d - x'_d) / \ell_d\right)
 
     Args:
-        lengthscale: :math:`\ell`, the wavelength, of shape ``()``, ``(d,)``, ``batch + (1,)`` or
-            ``batch + (d,)``.
-        variance: :math:`\sigma^2`, of shape ``batch``.
-        active_dims: the columns of the inputs to use; all of them by default.
+      lengthscale: :math:`\ell`, the wavelength, of shape ``()``, ``(d,)``, ``batch + (1,)`` or
+        ``batch + (d,)``.
+      variance: :math:`\sigma^2`, of shape ``batch``.
+      active_dims: the columns of the inputs to use; all of them by default.
 
-    Example:
-        >>> from numpyro_tsvgp import kernels
-        >>> round(kernels.Cosine(lengthscale=4.0)([0.0], [2.0]).item(), 4)
-        -1.0
+    Examples:
+      >>> from numpyro_tsvgp import kernels
+      >>> round(kernels.Cosine(lengthscale=4.0)([0.0], [2.0]).item(), 4)
+      -1.0
     """
 
     lengthscale: ArrayLike = 1.0

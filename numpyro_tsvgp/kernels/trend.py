@@ -31,19 +31,19 @@ class IntegratedBrownian(Leaf):
     The prior variance grows with the cube of time: :math:`\sigma^2` in units of time is small.
 
     Args:
-        variance: :math:`\sigma^2`, the variance that the slope gains in a unit of time, of shape
-            ``batch``.
-        origin: :math:`t_0`, of shape ``batch``.
-        active_dims: the column of the inputs to use, if there are several.
+      variance: :math:`\sigma^2`, the variance that the slope gains in a unit of time, of shape
+        ``batch``.
+      origin: :math:`t_0`, of shape ``batch``.
+      active_dims: the column of the inputs to use, if there are several.
 
-    Example:
-        >>> from numpyro_tsvgp import kernels
-        >>> kernels.IntegratedBrownian(6.0)([1.0, 2.0], [2.0]).tolist()
-        [[5.0], [16.0]]
+    Examples:
+      >>> from numpyro_tsvgp import kernels
+      >>> kernels.IntegratedBrownian(6.0)([1.0, 2.0], [2.0]).tolist()
+      [[5.0], [16.0]]
 
     References:
-        G. Wahba, *Improper priors, spline smoothing and the problem of guarding against model
-        errors in regression*, JRSS B, 1978.
+      G. Wahba, *Improper priors, spline smoothing and the problem of guarding against model
+      errors in regression*, JRSS B, 1978.
     """
 
     variance: ArrayLike = 1.0

@@ -117,7 +117,7 @@ class Driver(Iteration):
         return made
 
     def fit_of(self, svi_state: TSVGPState, call: Call) -> Fit:
-        """The fit of a state and arguments of the model, which nothing is said about."""
+        """The fit of a state and arguments of the model, without the warnings of :meth:`fit`."""
         return Fit(
             params=copy_here(self.get_params(svi_state)),
             call=self._call(call.args, call.kwargs).on_device(),

@@ -80,7 +80,7 @@ def rebuild_predictor(
     Args:
       arrays: nested dicts of arrays.
       description: what they belong to.
-      structure: of the model.
+      structure: the structure of the model.
       quadrature: the quadrature rule.
       model: the NumPyro model, or None for predictions of single GP sites.
 

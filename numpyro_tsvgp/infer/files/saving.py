@@ -50,12 +50,12 @@ _SETTINGS: dict[str, type] = {
 def save(path: str | os.PathLike[str], fit: Any) -> None:
     """Saves a fit or a predictor to one file, or a state or a result to go on from.
 
-    The parameters and all settings of a fit are saved, and the memory of a stream; its model is
-    code and its training data are yours, so neither is. A predictor is saved with its kernels at
-    the fitted hyperparameters.
+    The file has the parameters and all settings of a fit, and the memory of a stream. It has
+    neither the model, which is code, nor the training data. A predictor is saved with its kernels
+    at the fitted hyperparameters.
 
     Args:
-      path: where to; the file is replaced in one step.
+      path: the file to write; an existing one is replaced in one step.
       fit: a :class:`~numpyro_tsvgp.Fit`, a predictor (``fit.predictor()``), a result of ``run``, a
         state, or any pytree of arrays.
 
@@ -108,7 +108,7 @@ def load(
     Args:
       path: the file.
       like: a state of the same fit, such as ``svi.init(key, X, y)``, if a state or a result is
-        loaded; its structure is what the arrays take.
+        loaded; the arrays are put into its structure.
       model: the NumPyro model, if a fit is loaded. A predictor can be loaded without one, to
         predict single GP sites at their own inputs.
       guide: the guide of the fit, where it is one of your own.
@@ -123,6 +123,14 @@ def load(
 
     Raises:
       ValueError: if the file is damaged, is not a fit, or belongs to another fit.
+
+    Examples:
+      >>> import jax.numpy as jnp, pathlib, tempfile
+      >>> from numpyro_tsvgp import load, save
+      >>> path = pathlib.Path(tempfile.mkdtemp()) / "arrays.npz"
+      >>> save(path, {"mean": jnp.array([1.0, 2.0])})
+      >>> load(path)["mean"].tolist()
+      [1.0, 2.0]
     """
     meta = read_meta(path) if like is None else {}
     if "predictor" in meta:

@@ -15,9 +15,10 @@ __all__ = ["AutoUnconstrainedDelta"]
 class AutoUnconstrainedDelta(AutoDelta):
     r"""The mode of the posterior of the hyperparameters on their unconstrained scale.
 
-    A mode depends on the scale that a density is written in. NumPyro's ``AutoDelta``, the default
-    ``hyper_guide``, has that of :math:`p(\theta \mid y)` in :math:`\theta` as the model samples it.
-    This one has that of :math:`u = T^{-1}(\theta)`, the logarithm of what is positive,
+    The mode of a density depends on the scale that the density is written in. NumPyro's
+    ``AutoDelta``, the default ``hyper_guide``, finds the mode of :math:`p(\theta \mid y)` on the
+    scale of :math:`\theta`, as the model samples it. This guide finds the mode on the scale of
+    :math:`u = T^{-1}(\theta)`, which for positive hyperparameters is their logarithm,
 
     .. math:: \arg\max_u \; \log p(T(u) \mid y) + \log |T'(u)| .
 

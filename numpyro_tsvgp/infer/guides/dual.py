@@ -59,7 +59,8 @@ class AutoDualGaussian(GPGuide):
         (MAP on the unconstrained scale), ``AutoNormal``, or any other autoguide class.
       init_loc_fn: where hyperparameters start, as in NumPyro's autoguides: ``init_to_median`` by
         default, ``init_to_value(values={...})`` and the like.
-      prefix: what the names of the guide's parameters have in the middle, as in NumPyro.
+      prefix: the middle part of the names of the guide's parameters, as in NumPyro's autoguides:
+        ``"auto"`` gives ``f_auto_linear``.
 
     Examples:
       >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax

@@ -64,7 +64,7 @@ class GPGuide(AutoGuide):
         ``AutoDelta`` (the default, MAP), ``AutoNormal``, or another autoguide class.
       init_loc_fn: where hyperparameters start, as in NumPyro's autoguides: ``init_to_median`` by
         default, ``init_to_value(values={...})`` and the like.
-      prefix: what the names of the guide's parameters have in the middle, as in NumPyro.
+      prefix: the middle part of the names of the guide's parameters, as in NumPyro's autoguides.
     """
 
     def __init__(

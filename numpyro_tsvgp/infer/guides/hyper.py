@@ -63,7 +63,7 @@ class HyperGuide:
       make: the autoguide, as a function of a model.
       model: the NumPyro model.
       sites: the hyperparameters.
-      prefix: of the names of parameters.
+      prefix: the middle part of the names of parameters.
       call: arguments of the model, of which shapes matter.
       key: seed of initial values.
     """

@@ -27,8 +27,8 @@ class AutoMomentGaussian(GPGuide):
     or, whitened, :math:`u = L v` with :math:`q(v) = \mathcal{N}(m, A A^\top)` and L the Cholesky
     factor of the prior covariance. It is the same family as that of
     :class:`~numpyro_tsvgp.AutoDualGaussian`, and everything that works with a fit of the one works
-    with a fit of the other. What differs is what stays when hyperparameters move: here
-    :math:`q(u)` or :math:`q(v)`, there what the data say.
+    with a fit of the other. What differs is what is held when hyperparameters move: here
+    :math:`q(u)` or :math:`q(v)`, there the sites of the data.
 
     Args:
       model: a NumPyro model with one or more :class:`~numpyro_tsvgp.GP` sites.
@@ -41,7 +41,7 @@ class AutoMomentGaussian(GPGuide):
         :class:`~numpyro_tsvgp.AutoDualGaussian`.
       init_loc_fn: where hyperparameters start, as in NumPyro's autoguides: ``init_to_median`` by
         default, ``init_to_value(values={...})`` and the like.
-      prefix: what the names of the guide's parameters have in the middle, as in NumPyro.
+      prefix: the middle part of the names of the guide's parameters, as in NumPyro's autoguides.
 
     Examples:
       >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax

@@ -44,8 +44,9 @@ class _Effect(NamedTuple):
     """What drawn outcomes do to one GP elsewhere, for each fantasy.
 
     Attributes:
-      pull: by which the covariance with the pending points moves the mean, ``(num, p, k)``.
-      root: by which it narrows the variance, ``(num, p, k, k)``.
+      pull: what the covariance with the pending points is multiplied by to move the mean,
+        ``(num, p, k)``.
+      root: what it is multiplied by to narrow the variance, ``(num, p, k, k)``.
     """
 
     pull: Array

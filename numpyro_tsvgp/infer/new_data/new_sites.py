@@ -58,7 +58,7 @@ class Settled(NamedTuple):
     """Sites of some points after steps.
 
     Attributes:
-      sites: by GP site, about the function without its mean.
+      sites: for each GP site the sites of the points, about the function without its mean.
       error: how far the last step would have gone on: the largest shift of a mean in standard
         deviations, or of a variance relative to it.
       steps: how many were taken or tried.
@@ -73,7 +73,7 @@ class Here(NamedTuple):
     """Some sites, and what they lead to.
 
     Attributes:
-      sites: by GP site, about the function without its mean.
+      sites: for each GP site the sites of the points, about the function without its mean.
       slopes: derivatives of what steps improve, in the mean and the explained variance of each
         point.
       mean: centred posterior means at the points.

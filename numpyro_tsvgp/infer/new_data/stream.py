@@ -42,11 +42,12 @@ class Stream:
       - \mathrm{KL}(q \,\|\, p) .
 
     Sites of points in the memory are made anew in each update: they are subtracted, found again
-    together with those of the new points, and added. Points are kept with a probability
-    proportional to :math:`\beta_i v_i`, how much a point narrows the posterior at its own input;
-    one that is in the memory already stands for :math:`N_{\text{past}} / |\text{memory}|` of them.
-    Such points are not typical of the past. With ``select="importance"`` they get weights
-    that make up for it, in place of the common factor.
+    together with those of the new points, and added. The next memory is chosen among the new points
+    and the old memory. A new point is kept with a probability proportional to
+    :math:`\beta_i v_i`, how much it narrows the posterior at its own input; a point of the old
+    memory stands for :math:`N_{\text{past}} / |\text{memory}|` points and its probability is larger
+    by that factor. Points that are kept in this way are not typical of the past. With
+    ``select="importance"`` they get weights that make up for it, in place of the common factor.
 
     The object holds configuration alone. What is known of the data is in the fit, and is saved
     with it.

@@ -123,7 +123,7 @@ class FunctionDraws:
 
     Attributes:
       sites: draws by GP site.
-      parameters: of the model.
+      parameters: the parameters of the model.
       hyper: hyperparameters of each draw, or of all of them.
       model: the NumPyro model.
       num: how many draws.

@@ -38,14 +38,14 @@ class Prediction:
 
     .. math:: p(y_i) = \int p(y_i \mid f, \theta) \, q(f(x_i) \mid \theta) \, q(\theta)
 
-    An integral over the marginals of the GPs, by a quadrature that is refined until it does not
-    change, and, where hyperparameters have a distribution, an average over draws of them. The
-    numbers of one site are not independent of each other; these are their marginals. For joint
-    draws use ``Predictive`` with ``fit.sample`` or ``fit.functions``.
+    The integral over the marginals of the GPs is by a quadrature that is refined until the result
+    does not change. Where hyperparameters have a distribution, it is averaged over draws of them.
+    The numbers of one site are not independent of each other, and each is predicted by itself. For
+    joint draws use ``Predictive`` with ``fit.sample`` or ``fit.functions``.
 
     Attributes:
-      name: of the site.
-      kind: what distribution it has given f.
+      name: the name of the site.
+      kind: what is known of its distribution given f.
       source: what it is an integral of.
       rows: where rows of the source are repeated, or None if there are none such.
     """
@@ -139,8 +139,9 @@ class Prediction:
     def quantiles(self, q: Any) -> Array:
         """Quantiles: for discrete data the smallest value whose cumulative probability reaches q.
 
-        By bisection of the mixture of the distribution's ``cdf``, or of its listed probabilities.
-        A distribution that has neither is drawn from 4000 times, see ``quantiles_from``.
+        They are found by bisection of the averaged ``cdf`` of the likelihood, or from its listed
+        probabilities. A distribution that has neither is drawn from 4000 times; see
+        ``quantiles_from``.
 
         Args:
           q: one or more numbers between 0 and 1.
@@ -272,7 +273,7 @@ class Predictions:
     :class:`Prediction` has can be asked of this, too, as in ``fit.predict(X_new).mean``.
 
     Attributes:
-      sites: by name.
+      sites: the distributions by the name of their site.
     """
 
     sites: dict[str, Prediction]

@@ -50,11 +50,11 @@ class Source:
 
     Attributes:
       call: arguments of the model.
-      parameters: of the model.
+      parameters: the parameters of the model.
       hyper: hyperparameters, with a leading axis of draws.
-      marginals: of each GP, ``(draws, functions, n)``.
+      marginals: the marginals of each GP, ``(draws, functions, n)``.
       model: the NumPyro model.
-      coordinates: of the quadrature, for each latent function of each GP site.
+      coordinates: the coordinate of the nodes that each latent function uses, by GP site.
       dim: how many there are.
     """
 
@@ -87,7 +87,7 @@ class Kind(NamedTuple):
 
     Attributes:
       family: name of its class.
-      shape: of the data.
+      shape: the shape of the data.
       event_dim: how many of its last axes are those of one number of the distribution.
       discrete: whether data are whole numbers.
       has_cdf: whether it has a cumulative distribution function.
@@ -199,9 +199,9 @@ def integral(
 
     Args:
       source: the marginals of the GPs.
-      nodes: of the quadrature.
+      nodes: the nodes of the quadrature.
       arrays: further arguments of the function.
-      name: of the site.
+      name: the name of the site.
       visit: the function.
       log: whether what it gives is a logarithm.
 
@@ -270,11 +270,11 @@ def bisect(
 
     Args:
       source: the marginals of the GPs.
-      nodes: of the quadrature.
+      nodes: the nodes of the quadrature.
       q: probabilities.
       centre: where to begin.
       scale: how far to go at first.
-      name: of the site.
+      name: the name of the site.
       discrete: whether data are whole numbers.
 
     Returns:

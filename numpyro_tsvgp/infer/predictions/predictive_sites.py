@@ -30,9 +30,9 @@ class Targets(NamedTuple):
     """Sites to predict.
 
     Attributes:
-      names: of the sites.
+      names: the names of the sites.
       call: the arguments of the model, with all data where plates draw some.
-      coordinates: of the quadrature, for each latent function of each GP site.
+      coordinates: the coordinate of the nodes that each latent function uses, by GP site.
       dim: how many of them there are.
     """
 

@@ -108,14 +108,14 @@ class Predictor:
     the GP sites; :meth:`predict` gives the distribution of the data there. ``predictor["f"]`` is
     one GP site as a function of its own inputs, and needs no model.
 
-    Rows are filled up to one of a few sizes, so that another number of inputs compiles nothing of
-    weight anew; for :meth:`predict` nothing at all, unless the model looks at all of its rows at
-    once. Where hyperparameters have a distribution, predictions are mixtures over draws of them, as
-    those of ``fit.marginals`` are.
+    Rows are padded to one of a few sizes, so that another number of inputs compiles a small program
+    at most; for :meth:`predict` none, unless the model looks at all of its rows at once. Where
+    hyperparameters have a distribution, predictions are mixtures over draws of them, as those of
+    ``fit.marginals`` are.
 
     Attributes:
       sites: the posterior of each GP site.
-      parameters: of the model.
+      parameters: the parameters of the model.
       hyper: hyperparameters, with a leading axis of draws where there are several.
       model: the NumPyro model, or None after loading without one.
       structure: what the model is made of.

@@ -30,7 +30,7 @@ class SitePrior:
     Attributes:
       kernel: the kernel at the hyperparameters of a fit.
       mean: the prior mean where it is a constant, ``()`` or ``batch + (1,)``; otherwise None.
-      name: of the site.
+      name: the name of the site.
       columns: how many columns its inputs have.
       batch_shape: the shape that plates give to its latent functions.
       mean_function: the prior mean where it is a function of inputs, otherwise None.
@@ -48,7 +48,7 @@ class SitePrior:
         """The prior of a site of a reading.
 
         Args:
-          name: of the site.
+          name: the name of the site.
           site: the site.
           columns: how many columns its inputs have.
           keep_function: whether a mean that is a function can be kept, which it cannot if it

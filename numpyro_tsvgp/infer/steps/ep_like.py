@@ -35,8 +35,9 @@ class EPLike:
         + \mathrm{KL}(q_i \,\|\, c_i) \Big]
 
     with :math:`\mathrm{KL}(q_i \| c_i) = \tfrac12 [s_c \alpha_i^2 - \log(1 - \beta_i s_i) - \beta_i
-    s_i]`, the divergence of the posterior of what sites move at :math:`x_i` from its cavity. It is
-    never below the bound, by Jensen's inequality in each of its terms, and is no bound itself. For
+    s_i]`, the divergence between posterior and cavity at :math:`x_i`, of the part of f there that
+    sites can change. The result is never below the bound, by Jensen's inequality in each of its
+    terms, and is no bound itself. For
     a Gaussian likelihood without inducing inputs it is the log evidence. Hyperparameters learned
     with it have less of the bias that the bound has to posteriors that are easy to approximate.
 

@@ -30,10 +30,11 @@ _PROBES = 3
 
 @dataclass(frozen=True)
 class TighterBound:
-    r"""A bound whose posterior need not leave the prior as it is where inducing values end.
+    r"""A tighter bound for inducing inputs: data also narrow what inducing values leave open.
 
-    The usual sparse posterior has :math:`q(f \mid u) = p(f \mid u)`, the prior, whose covariance R
-    is left whatever the data say. Any other choice also gives a lower bound of the evidence. With
+    The usual sparse posterior has :math:`q(f \mid u) = p(f \mid u)`: given the inducing values u, f
+    keeps its prior covariance R, whatever the data say. Other choices of :math:`q(f \mid u)` give
+    lower bounds of the evidence too. With
     :math:`v_i = s_i + d_i` the marginal variances, of which :math:`d_i` is that of R:
 
     **One number.** :math:`q(f \mid u)` gets the covariance :math:`\rho R`, so that
