@@ -308,6 +308,45 @@ def test_ep_like_of_two_gps_that_meet():
     assert over == pytest.approx(expected, rel=1e-3)  # but for the quadrature
 
 
+@pytest.mark.slow
+def test_the_tighter_bound_of_two_gps_lies_between():
+    """Two points of two functions: the evidence is a sum over a grid of their four values."""
+    X, y, Z = np.array([-0.6, 0.9]), np.array([0.4, -0.9]), np.array([0.1])
+    guide = AutoDualGaussian(_two_gps, Z, learn_inducing=False)
+    drivers = [TSVGP(_two_gps, guide, None, objective=o) for o in (Bound(), TighterBound())]
+    state = drivers[0].init(KEY, X, y)
+    update = jax.jit(drivers[0].update)
+    z, log_weights = GRID
+    f = z[:, :2] @ np.linalg.cholesky(jittered(rbf(X, X, 0.8, 1.0))).T
+    g = -0.5 + z[:, 2:] @ np.linalg.cholesky(jittered(rbf(X, X, 1.0, 0.5))).T
+    log_prob = np.asarray(dist.Normal(f, np.exp(g)).log_prob(y)).sum(-1)
+    whole = float(_log_sum(log_prob + log_weights))
+    for _ in range(4):
+        bound, tighter = (-float(svi.evaluate(state, X, y)) for svi in drivers)
+        assert bound + 1e-3 < tighter < whole
+        for _ in range(3):
+            state, _ = update(state, X, y)
+
+
+@pytest.mark.parametrize("options", [{}, {"markov": True}], ids=["points", "markov"])
+@pytest.mark.slow
+def test_without_inducing_inputs_the_tighter_bound_is_the_bound(options):
+    """Nothing is left of the prior where every function value has a site."""
+    times = np.sort(RNG.uniform(0.0, 4.0, 15))
+    y = (np.sin(3 * times) > 0) * 1.0
+
+    def model(X, y=None):
+        f = numpyro.sample("f", GP(kernels.Matern32(0.6), X, mean=0.2))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+
+    guide = AutoDualGaussian(model, **options)
+    drivers = [TSVGP(model, guide, None, objective=o) for o in (Bound(), TighterBound())]
+    state = drivers[0].run(KEY, 3, times, y, progress_bar=False).state
+    bound, tighter = (float(svi.evaluate(state, times, y)) for svi in drivers)
+    assert tighter == pytest.approx(bound, rel=1e-9)
+
+
 def _batched(X, y, size):
     f = numpyro.sample("f", GP(kernels.RBF(numpyro.param("scale", 0.8)), X))
     with numpyro.plate("data", size, subsample_size=X.shape[0]):

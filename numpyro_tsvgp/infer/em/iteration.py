@@ -368,8 +368,7 @@ class Iteration:
             (loss, aux), moved = optim.eval_and_update(both, optim_state)
             state, floored, reported, can_move = aux
         else:
-            state, floored, reported, can_move = self.e_step(state, key, call)
-            moved, loss = self._m_steps(state, key, call)
+            (state, floored, reported, can_move), moved, loss = self._apart(state, key, call)
         if can_move is not None:
             moved = jax.tree.map(lambda a, b: jnp.where(can_move, a, b), moved, optim_state)
         loss = loss if reported is None else reported
@@ -382,8 +381,47 @@ class Iteration:
         )
         return self._synced(state, call), loss
 
+    def _apart(
+        self, state: TSVGPState, key: Array, call: Call
+    ) -> tuple[tuple[TSVGPState, Array, Array | None, Array | None], Any, Array]:
+        """E-steps and then M-steps, which have evaluations of their own.
+
+        Returns:
+          What :meth:`e_step` returns, the optimizer's state after the M-steps, and a loss.
+        """
+        if self._m_steps_judge(state, call):
+            scene, prior = self._scene(state, self.free(state.optim_state), _Keys.of(key), call)
+            if self._is_careful(scene):
+                careful = self._careful(state, scene, judge_last=False)
+                proposed = _keeping(state, self.guide.pack(careful.proposed))
+                moved, losses = self._m_steps(proposed, key, call)
+                # The first M-step starts at the bound that the last E-step led to.
+                kept, ok, is_settled = self._judged(state, careful, -losses[0] - prior)
+                held = jnp.where(ok, losses[0], -(careful.verified_bound + prior))
+                reported = jnp.where(ok & is_settled, losses[-1], held)
+                return (kept, careful.floored, reported, ok & is_settled), moved, losses[-1]
+        after = self.e_step(state, key, call)
+        moved, losses = self._m_steps(after[0], key, call)
+        return after, moved, losses[-1]
+
+    def _m_steps_judge(self, state: TSVGPState, call: Call) -> bool:
+        """Whether the first loss of the M-steps is minus the bound after the E-steps."""
+        optim, optim_state = self.optim, state.optim_state
+        return (
+            self.adaptive is not None
+            and self.e_steps > 0
+            and self.objective.is_bound
+            and optim is not None
+            and bool(jax.tree.leaves(self.free(optim_state)))
+            and (isinstance(optim, Optax) or evaluates_once(optim, optim_state))
+            and plan_of(self, state, call) is None
+        )
+
     def _m_steps(self, state: TSVGPState, key: Array, call: Call) -> tuple[Any, Array]:
-        """The optimizer's state after the M-steps, and the last loss."""
+        """The optimizer's state after the M-steps, and the loss before each of them.
+
+        Losses other than the last, and the first where it judges E-steps, may be left out.
+        """
         sites = self._held_sites(state, key, call)
 
         def loss_fn(free: dict[str, Any], wanted: Any = None) -> tuple[Array, None]:
@@ -391,20 +429,24 @@ class Iteration:
 
         optim, optim_state = self.optim, state.optim_state
         if optim is None or not jax.tree.leaves(self.free(optim_state)):
-            return optim_state, loss_fn(self.free(optim_state))[0]
+            return optim_state, loss_fn(self.free(optim_state))[0][None]
         gradient_is_enough = isinstance(optim, Optax) and optim.gradient_is_enough(optim_state)
+        first_judges = self._m_steps_judge(state, call)
 
         def m_step(carry: Any, i: Any) -> tuple[Any, Array]:
-            wanted = i == self.m_steps - 1 if gradient_is_enough else None
+            wanted = None
+            if gradient_is_enough:
+                wanted = i == self.m_steps - 1
+                wanted = wanted | (i == 0) if first_judges else wanted
             (loss, _), new = optim.eval_and_update(partial(loss_fn, wanted=wanted), carry)
             return new, loss
 
         if hasattr(optim, "restart"):  # curvature of the last M-step's objective is stale
             optim_state = optim.restart(optim_state)
         if self.m_steps == 1:
-            return m_step(optim_state, 0)
-        optim_state, losses = lax.scan(m_step, optim_state, jnp.arange(self.m_steps))
-        return optim_state, losses[-1]
+            optim_state, loss = m_step(optim_state, 0)
+            return optim_state, loss[None]
+        return lax.scan(m_step, optim_state, jnp.arange(self.m_steps))
 
     def _synced(self, state: TSVGPState, call: Call) -> TSVGPState:
         """The state with what approximations keep of the data moved along with hyperparameters."""
