@@ -222,8 +222,9 @@ def gallery_page() -> str:
     out = [
         "<!-- Written by docs/execute.py --gallery. -->",
         "# Examples\n",
-        "Each is one script with its code, its output, its picture and its run time, on data that",
-        "ship with it (`examples/data/README.md` says where they are from). In a clone:\n",
+        "Each page is one script with its code, its output, its picture and its run time. The data",
+        "are simulated or in `examples/data/`, where a README says where they are from; the",
+        "flights are in a package. In a clone:\n",
         '```bash\npip install ".[examples]"\npython examples/counts.py\n```\n',
         "Scripts are divided into cells (`# %%`) that notebook editors understand. With `--quick`",
         "they take a few steps only, and say so in the picture.\n",

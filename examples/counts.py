@@ -61,13 +61,13 @@ def negative_binomial(X, y=None):
 
 # %%
 X_new = np.linspace(1851.0, 1963.0, 300)
-models = (poisson, negative_binomial)
+models = {"Poisson": poisson, "negative binomial": negative_binomial}
 rates = {}
-for model in models:
+for name, model in models.items():
     guide = AutoDualGaussian(model, inducing=np.linspace(1851.0, 1963.0, 25))
     svi = TSVGP(model, guide, optax.adam(0.05))
     result = svi.run(jax.random.key(0), steps, X, y)
-    rates[model.__name__] = guide.marginals(result.params, X_new)["f"]
+    rates[name] = guide.marginals(result.params, X_new)["f"]
     points = guide.median(result.params, X_new[:1])
     print({k: round(float(v), 3) for k, v in points.items() if k != "f"})
     if not args.quick:
@@ -75,7 +75,7 @@ for model in models:
 
 # %% A picture
 fig, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained", width_ratios=[2, 1])
-f = rates["poisson"]
+f = rates["Poisson"]
 q = {z: np.exp(f.mean + z * np.sqrt(f.variance)) for z in (-2, -1, 0, 1, 2)}
 axes[0].fill_between(X_new, q[-2], q[2], color="C0", alpha=0.2, linewidth=0)
 axes[0].fill_between(X_new, q[-1], q[1], color="C0", alpha=0.3, linewidth=0)
@@ -85,7 +85,7 @@ axes[0].bar(years[:-1] + 0.5, per_year, width=0.9, color="0.8", zorder=0, label=
 axes[0].set(title="coal-mining disasters", xlabel="year", ylabel="disasters a year")
 axes[0].legend()
 for i, (name, f) in enumerate(rates.items()):
-    band(axes[1], X_new, f.mean, np.sqrt(f.variance), f"C{i}", name.replace("_", " "))
+    band(axes[1], X_new, f.mean, np.sqrt(f.variance), f"C{i}", name)
 axes[1].set(title="log of the rate, by likelihood", xlabel="year")
 axes[1].set_ylabel("log of disasters a year")
 axes[1].legend()

@@ -2,9 +2,9 @@
 
     python examples/tinygp_kernel.py
 
-A trend plus a season whose shape drifts, written with ``tinygp.kernels`` and passed to ``GP``.
-Fitted to 1958-1990, it predicts the years to 2001. Needs tinygp (``pip install tinygp``). Writes
-``tinygp_kernel.png``.
+A trend plus a season whose shape drifts plus what wanders within years, written with
+``tinygp.kernels`` and passed to ``GP``. Fitted to 1958-1990, it predicts the years to 2001. Needs
+tinygp (``pip install tinygp``). Writes ``tinygp_kernel.png``.
 """
 
 # %% Imports
@@ -31,6 +31,15 @@ y = (co2 - level) / scale
 past = date < 1991.0
 
 
+# %% [markdown]
+# The trend decides how sure the forecast is. A `Matern52` has two derivatives. A squared
+# exponential (`ExpSquared`) is infinitely smooth, so that thirty years nearly determine the next
+# ten. It fits the years before 1991 better (its loss is lower by 5.6 nats) and forecasts worse: the
+# root mean square error was 1.98 ppm, and only 56% of the months to come were within two
+# deviations. Growth slowed down for two years after the eruption of Pinatubo in 1991, of which the
+# data before know nothing.
+
+
 # %%
 def model(X, y=None):
     trend = numpyro.sample("trend", dist.LogNormal(4.0, 0.3))  # lengthscales, in years
@@ -41,7 +50,7 @@ def model(X, y=None):
     noise = numpyro.sample("noise", dist.LogNormal(-3.0, 0.5))
     season = kernels.ExpSquared(drift) * kernels.ExpSineSquared(scale=1.0, gamma=shape)
     kernel = (
-        4.0 * kernels.ExpSquared(trend)
+        4.0 * kernels.Matern52(trend)
         + size[0] ** 2 * season
         + size[1] ** 2 * kernels.Matern32(wiggle)
     )
@@ -58,7 +67,8 @@ result = svi.run(jax.random.key(0), steps, X[past], y[past])
 f = guide.marginals(result.params, X)["f"]
 mean, sd = level + scale * f.mean, scale * np.sqrt(f.variance)
 points = guide.median(result.params, X[:1])
-print({name: np.round(value, 3).tolist() for name, value in points.items() if name != "f"})
+for name in sorted(points.keys() - {"f"}):
+    print(f"{name}:", *(f"{value:.3f}" for value in np.atleast_1d(points[name])))
 error = np.sqrt(np.mean((mean - co2)[~past] ** 2))
 covered = np.mean(np.abs(mean - co2)[~past] < 2 * np.hypot(sd, scale * points["noise"])[~past])
 print(f"1991-2001: root mean square error {error:.2f} ppm, {covered:.0%} within two deviations")

@@ -214,6 +214,13 @@ def sentences() -> Iterator[tuple[str, str]]:
     series = {r["what"]: r for r in source.read("data/time_series.csv")}
     ours, theirs = (float(series[k]["step_ms"]) for k in ("evidence", "evidence, tinygp"))
     yield "time_series.md", f"{ours:.0f} ms here, {theirs:.0f} ms in tinygp"
+    times = {
+        int(r["points"]): float(r["step_ms"])
+        for r in source.read("data/time_series.csv")
+        if r["what"] == "EM iteration"
+    }
+    power = math.log10(times[1_000_000] / times[100_000])
+    yield "time_series.md", f"time grows with the power {power:.2f} of their number"
     flights = (source.DOCS / "gallery" / "flights.md").read_text("utf8")
     ((seconds, before, after),) = re.findall(
         r"E-step: (\d+) s of CPU time\n.* rows: (\S+) before that E-step and (\S+) after", flights

@@ -135,7 +135,7 @@ def main() -> None:
         names = ("data", "method", "iteration", "elbo", "elbo_sd", "nlpd", "nlpd_sd")
         results.table(dict(zip(names, zip(*rows, strict=True), strict=True)))
     bar.close()
-    plot(results, data_sets, methods, curves)
+    plot(results, methods, rows)
     for (name, key), values in curves.items():
         (elbo, score), (elbo_sd, sd) = values[:, -1].mean(0), values[:, -1].std(0)
         print(f"{name} {key}: ELBO {elbo:.1f} ({elbo_sd:.1f}), NLPD {score:.4f} ({sd:.4f})")
@@ -149,31 +149,36 @@ def load_table(results, data_set):
     return np.array([[float(x.strip('"')) for x in row.split(",")] for row in rows])
 
 
-def plot(results, data_sets, methods, curves):
-    shape = (2, len(data_sets))
-    size = (2.6 * len(data_sets) + 1, 6)
-    figure, axes = plt.subplots(*shape, figsize=size, layout="constrained", squeeze=False)
-    for data_set, column in zip(data_sets, axes.T, strict=True):
-        for method in methods:
-            values = curves[data_set.name, method.key]
-            x = np.arange(1, values.shape[1] + 1)
-            for ax, value in zip(column, np.moveaxis(values, -1, 0), strict=True):
-                mean, sd = value.mean(0), value.std(0)
+def plot(results, methods, rows):
+    """Draws the rows of the table, so that a picture can be made anew from the CSV file."""
+    names = list(dict.fromkeys(row[0] for row in rows))
+    size = (2.6 * len(names) + 1, 6.4)
+    figure, axes = plt.subplots(2, len(names), figsize=size, layout="constrained", squeeze=False)
+    for name, column in zip(names, axes.T, strict=True):
+        for i, ax in enumerate(column):
+            last = []
+            for method in methods:
+                of = [row[2:] for row in rows if row[:2] == (name, method.key)]
+                x, mean, sd = np.array(of, float)[:, [0, 1 + 2 * i, 2 + 2 * i]].T
                 ax.plot(x, mean, color=method.colour, label=method.label)
                 ax.fill_between(x, mean - sd, mean + sd, color=method.colour, alpha=0.15, lw=0)
-        # The first iterations would hide the differences that last.
-        for i, ax in enumerate(column):
-            last = np.concatenate(
-                [curves[data_set.name, m.key][:, x[-1] // 5 :, i].ravel() for m in methods]
-            )
+                last += [*(mean - sd)[len(x) // 5 :], *(mean + sd)[len(x) // 5 :]]
+            # The first iterations would hide the differences that last.
             low, high = np.nanmin(last), np.nanmax(last)
             pad = 0.05 * (high - low) + 1e-9
             ax.set(ylim=(low - pad, high + pad), xlim=(1, x[-1]))
-        column[0].set(title=data_set.name)
+        column[0].set(title=name)
         column[1].set(xlabel="EM iteration")
-    axes[0, 0].set(ylabel="bound")
-    axes[1, 0].set(ylabel="test NLPD")
-    axes[0, -1].legend(fontsize=8)
+    axes[0, 0].set(ylabel="bound (nats)")
+    axes[1, 0].set(ylabel="test NLPD (nats a point)")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(
+        handles,
+        labels,
+        loc="outside upper center",
+        ncols=len(methods),
+        title="mean over folds (band: ± 1 sd over folds)",
+    )
     results.picture(figure)
 
 
