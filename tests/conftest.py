@@ -14,6 +14,7 @@ a compiled CPU program is tied to the machine it was made on. Set it to an empty
 """
 
 import atexit
+import gc
 import os
 import re
 import shutil
@@ -37,6 +38,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
+
+# Compiled programs stay for the whole session: looking for garbage among them is in vain.
+gc.set_threshold(100_000, 50, 1000)
 
 FLOAT32 = os.environ.get("TSVGP_TEST_FLOAT32", "") not in ("", "0")
 jax.config.update("jax_enable_x64", not FLOAT32)

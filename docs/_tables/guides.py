@@ -59,6 +59,30 @@ def hyperparameter_bias() -> str:
     return table(["likelihood", "n", "m", "hyperparameter", *methods], rows)
 
 
+def collapsed_nuts() -> str:
+    """NUTS with f integrated out and NUTS over everything, for each number of rows."""
+    found = {(int(r["n"]), r["method"]): r for r in source.read("data/collapsed_nuts.csv")}
+    rows = []
+    for n in sorted({n for n, _ in found}):
+        both = [found[n, method] for method in ("collapsed", "full")]
+        cells = [f"{n:,}"]
+        for key, scale in (("gradient_ms", 1.0), ("gradients_a_draw", 1.0)):
+            cells += [f"{scale * float(r[key]):,.3g}" if r[key] else "" for r in both]
+        for r in both:
+            value = r["ms_an_effective_draw"]
+            cells.append(f"{float(value):,.3g}" if value else "not run")
+        rows.append(cells)
+    return table(
+        [
+            "rows",
+            *("gradient, ms", "in full"),
+            *("gradients a draw", "in full"),
+            *("CPU ms an effective draw", "in full"),
+        ],
+        rows,
+    )
+
+
 def streaming() -> str:
     found = {(r["data"], r["method"]): r["mean"] for r in source.read("data/streaming.csv")}
     methods = {
@@ -247,7 +271,7 @@ def sentences() -> Iterator[tuple[str, str]]:
 
 TABLES = (
     *(inducing_points, kernels_by_loo, leave_one_out_error),
-    *(hyperparameter_bias, streaming, weak_scaling, time_series_cost),
+    *(hyperparameter_bias, collapsed_nuts, streaming, weak_scaling, time_series_cost),
     flights_scores,
     *(whitened_nuts, random_features, first_prediction, harmonics),
 )

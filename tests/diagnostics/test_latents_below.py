@@ -188,6 +188,7 @@ def test_leaving_out_is_refused_in_words():
             diagnose(at_the_mode())
 
 
+@pytest.mark.slow
 def test_arviz_objects_have_b_where_it_belongs():
     given = {"num_samples": 400, "dims": "plates"}
     data = to_arviz(jax.random.key(0), at_the_mode(), predictions=NEW, **given)

@@ -161,6 +161,7 @@ def test_a_state_of_many_numbers():
     np.testing.assert_allclose(found[1], exact[1], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_second_derivatives_of_the_cheap_form_are_refused():
     def score(hyper):
         found = by_chain(sequential_scan, True, hyper, TIMES, LINEAR, QUADRATIC)

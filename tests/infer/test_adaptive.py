@@ -178,6 +178,7 @@ def test_where_the_m_step_has_an_evaluation_of_its_own():
     assert losses[-1] == pytest.approx(BEST, abs=0.05)
 
 
+@pytest.mark.slow
 def test_minibatches_have_the_rate_of_their_size():
     def plain(X, y):
         with numpyro.plate("data", N, subsample_size=10) as rows:

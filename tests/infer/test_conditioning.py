@@ -405,6 +405,7 @@ def test_point_sites_are_saved_with_their_inputs(tmp_path):
 # ---- what is refused -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_bad_data_are_refused_before_anything_is_computed(half, counts, monkeypatch):
     of_counts = counts.fit(X[:17], COUNTS[:17])
 

@@ -215,6 +215,7 @@ def test_short_steps_lead_to_the_same_fit():
     )
 
 
+@pytest.mark.slow
 def test_two_cycle_of_the_longest_steps():
     model = likelihood(lambda f: dist.Bernoulli(logits=5 * f))
     pattern = r"losses alternate between 12\.\d+ and 12\.\d+: .*smaller site_lr, such as 0\.2"

@@ -247,6 +247,7 @@ def test_points_come_and_go(small):
         without.without_points(gone, sites)
 
 
+@pytest.mark.slow
 def test_saved_and_loaded(small, tmp_path):
     t, _, result = small
     save(tmp_path / "fit.npz", result.fit)

@@ -194,7 +194,7 @@ ZOO = {
 }
 
 
-FAST = ["ordinal", "a user's own"]
+FAST = ["a user's own"]
 
 
 @pytest.mark.parametrize(
@@ -409,6 +409,7 @@ def test_linear_mixture_of_latent_functions():
     assert losses[-1] == pytest.approx(-bound, abs=1e-8)
 
 
+@pytest.mark.slow
 def test_additive_functions():
     """Two GPs of different inputs that add up, one of them with a kernel of tinygp."""
     from tinygp import kernels as tiny
@@ -524,6 +525,7 @@ def test_reference_tells_data_apart():
     assert abs(reference().losses[-1] - reference_of_seen().losses[-1]) > 1.0
 
 
+@pytest.mark.slow
 def test_a_masked_point_is_a_deleted_point():
     y = np.where(IS_SEEN, COUNTS, 10_000)
     assert_same_fit(poisson_fit(X, y, mask=IS_SEEN), reference_of_seen())

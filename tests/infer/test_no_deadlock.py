@@ -149,6 +149,7 @@ def test_factorisations_of_batches_run_one_by_one(function):
     np.testing.assert_allclose(jax.tree.leaves(function(matrices))[0], expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_programs_of_a_fit_and_of_predictions():
     svi, guide, X, y = problem(4, 5)
     state = svi.init(jax.random.key(0), X, y)

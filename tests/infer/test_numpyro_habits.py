@@ -113,6 +113,7 @@ def test_a_strategy_of_the_hyper_guide_itself_is_kept():
     assert float(found) == pytest.approx(np.log(2.0))
 
 
+@pytest.mark.slow
 def test_keys_may_be_traced(svi):
     keys = jax.random.split(jax.random.key(3), 2)
     many = jax.vmap(lambda key: svi.init(key, X, Y))(keys)
@@ -351,6 +352,7 @@ def test_fits_and_predictions_in_several_threads(result):
     assert list(trace) == ["x"]  # nothing was left on the stack
 
 
+@pytest.mark.slow
 def test_data_in_single_precision_without_a_hyperparameter():
     single = [x.astype(np.float32) for x in (X, Y)]
     found = run(make(normal), *single)

@@ -161,6 +161,7 @@ def test_several_sites_and_the_one_that_no_one_named():
         at["c"]
 
 
+@pytest.mark.slow
 def test_what_has_no_distribution_to_predict_is_refused():
     def factor(f, y):
         y = jnp.zeros(f.shape) if y is None else y

@@ -132,6 +132,7 @@ def test_run_tells_how_many_updates_were_rejected(missing):
     assert finite(result.params)
 
 
+@pytest.mark.slow
 def test_row_that_ends_a_fit_is_named(missing):
     svi, y, start = missing
     pattern = r"no longer finite after \d+ updates\. The data of site 'y' at index 26: .*nan"
@@ -197,6 +198,7 @@ def test_hyperparameters_that_degenerate():
     assert finite(svi.guide.marginals(caught.value.result.params, X))
 
 
+@pytest.mark.slow
 def test_likelihood_that_overflows():
     """Quadrature looks at values of a thousand, whose exponential is infinite."""
 

@@ -220,6 +220,7 @@ def test_change_points_nest_and_keep_noise():
         kernels.ChangePoint(a, b, 0.0, column=1)(X, X)
 
 
+@pytest.mark.slow
 def test_an_input_of_zero_without_biases():
     kernel = kernels.ArcCosine(1, offset=0.0)
     X = np.array([0.0, 1.0, -2.0])
@@ -227,6 +228,7 @@ def test_an_input_of_zero_without_biases():
     np.testing.assert_allclose(kernel(X, X), [[0, 0, 0], [0, 1, 0], [0, 0, 4]], atol=1e-12)
 
 
+@pytest.mark.slow
 def test_single_precision_stays():
     X = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     for kernel, _ in FORMULAS.values():

@@ -34,7 +34,12 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("name", FORMS)
+SLOW = ("tinygp sum", "tinygp product")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(k, marks=[pytest.mark.slow] * (k in SLOW)) for k in FORMS]
+)
 def test_form_is_the_kernel(name):
     kernel, t = FORMS[name], TIMES
     k = 2 if name == "batch" else 1
@@ -72,6 +77,7 @@ def test_noise_of_short_gaps_in_single_precision():
         assert error.max() < 1e-5
 
 
+@pytest.mark.slow
 def test_order_of_the_periodic_series():
     t = jnp.linspace(0.0, 1.0, 20)
     errors = []
