@@ -301,7 +301,7 @@ def test_passes_over_batches_equal_all_rows_at_once(svi, result):
     # And both are the E-step of an update on all rows.
     key = jax.random.split(state.rng_key)[1]
     call = fit.with_data(X, Y).call
-    updated, *_ = svi.e_step(state, key, call, 0.7)
+    updated, *_ = jax.jit(svi.e_step)(state, key, call, 0.7)
     for name, value in updated.approximation.items():
         np.testing.assert_allclose(at_once.approximation[name], value, rtol=1e-9, atol=1e-12)
 

@@ -266,6 +266,34 @@ def fitted(t, y):
     return svi.run(jax.random.key(0), 1, t, y, progress_bar=False)
 
 
+def test_gaussian_data_are_exact_online():
+    """Dense algebra for the evidence, and for what is forecast after data one by one."""
+    t = np.sort(np.random.default_rng(3).uniform(0.0, 20.0, 34))
+    y, new = np.sin(t), np.array([20.5, 23.0])
+    result = fitted(jnp.asarray(t[:30]), jnp.asarray(y[:30]))
+
+    def covariance(a, b):
+        r = np.sqrt(3.0) * np.abs(a[:, None] - b) / 0.8
+        return 1.3 * (1 + r) * np.exp(-r)
+
+    first = stats.multivariate_normal(
+        np.full(30, 0.2), covariance(t[:30], t[:30]) + 0.09 * np.eye(30)
+    )
+    np.testing.assert_allclose(-result.losses[-1], first.logpdf(y[:30]), rtol=1e-8)
+    end = online(result.fit)
+    for i in range(30, 34):
+        end = end.update(t[i : i + 1], y[i : i + 1], steps=1)
+    assert end.time == t[-1]
+    forecast = end.marginals(new)["f"]
+    gain = np.linalg.solve(covariance(t, t) + 0.09 * np.eye(34), covariance(t, new)).T
+    np.testing.assert_allclose(forecast.mean, 0.2 + gain @ (y - 0.2), atol=1e-8)
+    variance = np.diag(covariance(new, new) - gain @ covariance(t, new))
+    np.testing.assert_allclose(forecast.variance, variance, atol=1e-8)
+    with pytest.raises(ValueError, match="before the end"):
+        end.update(t[:1], y[:1])
+
+
+@pytest.mark.slow
 def test_gaussian_likelihood_is_exact_and_online_too():
     """tinygp's quasiseparable solver for the evidence, and filtering for data one by one."""
     t = jnp.asarray(np.sort(RNG.uniform(0.0, 20.0, 50)))
