@@ -12,6 +12,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 import tinygp
+from scipy import stats
 
 from numpyro_tsvgp import (
     GP,
