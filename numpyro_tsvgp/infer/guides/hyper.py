@@ -17,6 +17,7 @@ from numpyro import handlers
 from numpyro.infer import autoguide
 from numpyro.infer.autoguide import AutoDelta, AutoGuide
 from numpyro.infer.initialization import init_to_uniform
+from numpyro.primitives import Messenger
 
 from numpyro_tsvgp.infer.guides.delta import AutoUnconstrainedDelta
 from numpyro_tsvgp.model.arguments import Call
@@ -205,7 +206,7 @@ def _start_at_point(guide: AutoGuide, call: Call, key: Array) -> bool:
     try:
         with one_at_a_time, handlers.block(), handlers.seed(rng_seed=key):
             first_try = jax.random.split(numpyro.prng_key())[1]  # as NumPyro splits it
-            start = handlers.seed(guide.model, first_try)
+            start = handlers.seed(_DefaultKey(guide.model), first_try)
             start = handlers.substitute(start, substitute_fn=strategy)
             trace = handlers.trace(start).get_trace(*call.args, **call.kwargs)
     except Exception:  # NumPyro raises it again
@@ -224,6 +225,14 @@ def _start_at_point(guide: AutoGuide, call: Call, key: Array) -> bool:
     guide._init_locs = {name: site["value"] for name, site in sites.items()}
     guide._event_dims = {name: site["fn"].event_dim for name, site in sites.items()}
     return True
+
+
+class _DefaultKey(Messenger):
+    """Gives a model that asks for a key the one that it has while NumPyro looks for a start."""
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] == "prng_key" and msg["value"] is None:
+            msg["value"] = jax.random.key(0)
 
 
 def _check_complete(needed: list[str], params: Params) -> None:
