@@ -133,6 +133,7 @@ def weighted_model(X, y=None, weight=1.0):
         numpyro.sample("y", dist.Normal(f, NOISE), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "weight", [1.0, pytest.param(8.0, marks=pytest.mark.slow)], ids=["exact", "too sure"]
 )

@@ -142,6 +142,7 @@ def test_collapsing_leaves_the_density_of_b():
         assert density(b) == pytest.approx(exact, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_given_draws_of_b_the_gp_is_exact():
     """Sites are made anew for each draw, and so f follows b."""
     root = np.linalg.cholesky(B_COV)

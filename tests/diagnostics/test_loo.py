@@ -103,7 +103,9 @@ def left_out(i, n):
     return np.arange(n) != i
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[pytest.mark.slow] * (k != "tied")) for k in KINDS]
+)
 def test_loo_is_exact_for_a_gaussian_likelihood(kind):
     normal = normal_fit(kind)
     X, y, mask = normal.args

@@ -520,6 +520,7 @@ def test_chains_of_an_mcmc_over_hyperparameters(normal):
     assert abs(np.corrcoef(grouped.ravel(), z[:, 5])[0, 1]) < 4 / np.sqrt(300)
 
 
+@pytest.mark.slow
 def test_an_mcmc_of_another_model_is_refused(normal):
     """Its draws would be taken for those of hyperparameters that go with the sites of the fit."""
     mcmc = sampled(normal.model, *normal.args)
@@ -534,6 +535,7 @@ def test_an_mcmc_of_another_model_is_refused(normal):
         to_arviz(jax.random.key(1), normal.fit, mcmc=stub)
 
 
+@pytest.mark.slow
 def test_variational_hyperparameters_are_drawn(normal):
     guide = AutoDualGaussian(normal.model, inducing=normal.args[0][::3], hyper_guide=AutoNormal)
     svi = TSVGP(normal.model, guide, None)

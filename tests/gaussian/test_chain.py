@@ -60,7 +60,7 @@ def scored(posterior):
 @pytest.mark.parametrize(
     ("program", "once"),
     [
-        (sequential_scan, True),
+        pytest.param(sequential_scan, True, marks=pytest.mark.slow),
         pytest.param(sequential_scan, False, marks=pytest.mark.slow),
         pytest.param(associative_scan, True, marks=pytest.mark.slow),
         pytest.param(associative_scan, False, marks=pytest.mark.slow),
@@ -171,6 +171,7 @@ def test_second_derivatives_of_the_cheap_form_are_refused():
         jax.grad(lambda hyper: jax.grad(score)(hyper).sum())(HYPER)
 
 
+@pytest.mark.slow
 def test_single_precision_with_a_hundred_thousand_points():
     """Gaps from 1e-6 to 1e3 lengthscales, and a sum whose parts the data cannot tell apart."""
     rng = np.random.default_rng(1)

@@ -21,7 +21,7 @@ def reference(A):
     return chol, jnp.linalg.inv(chol)
 
 
-@pytest.mark.parametrize("which", ["cholesky", "inverse"])
+@pytest.mark.parametrize("which", ["cholesky", pytest.param("inverse", marks=pytest.mark.slow)])
 def test_factor_and_its_first_two_derivatives(which):
     """Ours are hand-written products; JAX differentiates its own Cholesky and LU."""
     x = jnp.array([0.3, -0.5, 1.0, 0.2])

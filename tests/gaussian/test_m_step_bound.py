@@ -43,10 +43,6 @@ CASES = {
     "own variances, own means, still": Case("variance", True, False, False),
     "own variances, own means, still, fresh": Case("variance", True, False, True),
 }
-FAST = [
-    "shared kernel, own means, still",
-]
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in CASES if name not in FAST]
 
 
 def site_at(case, theta):
@@ -75,7 +71,8 @@ def sites_made_at(case, theta):
     return MovingTied(*fields, anchor=inducing) if case.moving else Tied(*fields)
 
 
-@pytest.mark.parametrize("name", [*FAST, *SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_value_gradient_and_forward_mode(name):
     """In kernel, mean, noise and inducing inputs, all at once; more than one derivative raises."""
     case = CASES[name]

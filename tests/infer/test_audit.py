@@ -98,6 +98,7 @@ def test_functions_that_meet_unseen(name):
     assert DISAGREES in said(with_one_coordinate(right))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [paired, pytest.param(cumulative, marks=pytest.mark.slow)])
 def test_a_likelihood_that_is_no_sum_over_points(model, monkeypatch):
     y = LABELS if model is paired else Y
@@ -165,6 +166,7 @@ def test_honest_fits_are_left_alone(name):
         assert str(report).endswith("nothing to worry about")
 
 
+@pytest.mark.slow
 def test_draws_are_of_the_guide():
     """The expectation by draws is that of a Gaussian likelihood in closed form."""
 

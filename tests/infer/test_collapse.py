@@ -94,6 +94,7 @@ def test_the_density_of_a_regression_is_the_marginal_likelihood(fit):
     assert (held < exact + 1e-5).all() and (held[1:3] < exact[1:3] - 0.1).all()
 
 
+@pytest.mark.slow
 def test_derivatives_of_the_density_of_a_regression_are_exact(fit):
     """Sites are held in the slope, as their fixed point allows, but not in the curvature."""
     values = {name: value[3] for name, value in POINTS.items()}
@@ -112,6 +113,7 @@ def test_derivatives_of_the_density_of_a_regression_are_exact(fit):
             assert curvature[a][b] == pytest.approx(float(exact_curvature[a][b]), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_handlers_around_the_density_add_their_own_sites(fit):
     """A sampler's Jacobian and a reparameterization are sites that the model does not have."""
     collapsed = collapse(fit, refresh=1)

@@ -134,6 +134,7 @@ def test_a_state_can_be_donated():
         assert len({*own, *theirs}) == len(own) + len(theirs)
 
 
+@pytest.mark.slow
 def test_runs_compile_once_however_long():
     """What is traced is the check of the state; the second run compiles nothing."""
 

@@ -137,6 +137,7 @@ def test_hyperparameters_with_a_distribution():
         draws["f"](NEW)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_drawn_is_refused(fit, draws):
     with pytest.raises(ValueError, match="num=0"):
         fit.functions(jax.random.key(0), 0)

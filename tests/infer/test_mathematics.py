@@ -445,6 +445,7 @@ def test_untied_bound_and_gradient_with_moved_hyperparameters(untied, free_data)
     assert_gradients_close(ours[1], oracle[1], 1e-6)
 
 
+@pytest.mark.slow
 def test_tied_and_untied_sites_agree_where_they_were_made(tied, untied, free_data):
     X, y, _ = free_data
     at = np.linspace(-2.5, 2.5, 9)

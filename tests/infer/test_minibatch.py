@@ -150,6 +150,7 @@ def argument_driver():
     return Driver(by_argument, site_lr=lambda step: 1.0 / (1.0 + 0.3 * step))
 
 
+@pytest.mark.slow
 def test_batches_as_arguments_average_to_the_whole():
     whole, state = full_driver()
     driver = argument_driver()

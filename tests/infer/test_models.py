@@ -328,6 +328,7 @@ def test_batched_kernel_gives_each_latent_function_its_own_hyperparameters():
     assert losses[-1] == pytest.approx(-bound, abs=1e-8)
 
 
+@pytest.mark.slow
 def test_plates_may_leave_axes_of_size_one():
     """Nested plates give the GP the batch shape (3, 1): the shape of its values everywhere."""
     scales = np.array([0.3, 0.1, 0.5])
@@ -551,6 +552,7 @@ def test_an_unobserved_point_is_a_deleted_point():
     assert (imputed[:, ~IS_SEEN] < 10_000).all() and imputed[:, ~IS_SEEN].std() > 0
 
 
+@pytest.mark.slow
 def test_weights_count_points_several_times():
     """A weight of three is the same point three times."""
     rows = np.arange(HALF)

@@ -81,6 +81,7 @@ def test_forward_mode_is_refused(svi, result):
         svi.run(KEY, 1, X, Y, forward_mode_differentiation=True)
 
 
+@pytest.mark.slow
 def test_static_keyword_arguments_reach_the_model():
     guide = AutoDualGaussian(model, inducing=Z)
     svi = TSVGP(model, guide, optax.adam(0.05), flag=True)
@@ -261,6 +262,7 @@ def bare_fit():
     return run(make(bare), X, Y).fit
 
 
+@pytest.mark.slow
 def test_likelihood_without_draws(bare_fit):
     assert np.isfinite(bare_fit.marginals(X[:3])["f"].mean).all()
     assert bare_fit.sample(KEY, X[:3])["f"].shape == (3,)

@@ -85,6 +85,7 @@ def test_used_on_other_data_they_are_as_fresh_objects(kind):
         np.testing.assert_array_equal(value, first[key], err_msg=key)
 
 
+@pytest.mark.slow
 def test_a_state_may_be_updated_with_other_data():
     """One guide serves two fits that take turns."""
     guide, svi = make("full")

@@ -207,6 +207,7 @@ def test_variational_hyperparameters():
 # ---- many inputs, many draws -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_marginals_in_chunks_are_the_same(monkeypatch):
     """Pieces of 256 rows, the last of them padded, and a batch of latent functions."""
 

@@ -98,6 +98,7 @@ def test_what_is_loaded_predicts_what_was_saved(kind, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, loaded.sample(key, NEW), fit.sample(key, NEW))
 
 
+@pytest.mark.slow
 def test_diagnostics_of_a_loaded_fit_say_that_they_need_its_data(tmp_path):
     fit = fitted(GUIDES["tied, fixed inputs"](), quadrature=GaussHermite(7), rule=Riemannian())
     save(tmp_path / "fit.npz", fit)

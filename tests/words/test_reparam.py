@@ -66,10 +66,7 @@ MODELS = {
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name in ("batch", "event") else pytest.param(name, marks=pytest.mark.slow)
-        for name in MODELS
-    ],
+    [name if name == "event" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS],
 )
 def test_density_is_the_same_up_to_the_jacobian(name):
     model, shape, sample_shape = MODELS[name]
