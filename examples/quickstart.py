@@ -16,13 +16,14 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 from _common import load, options, save
-from numpyro.infer import Predictive
+from numpyro.infer import MCMC, NUTS, Predictive, init_to_value
 
-from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, inducing, kernels, loo, to_arviz
+from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, collapse, inducing, kernels, loo, to_arviz
+from numpyro_tsvgp.gaussian.linalg import blas_threads
 
 jax.config.update("jax_enable_x64", True)
 args = options("quickstart", __doc__)
-steps, draws, side = (3, 10, 10) if args.quick else (200, 500, 60)
+steps, draws, side = (3, 10, 10) if args.quick else (200, 300, 60)
 
 
 # %% The model: plain NumPyro, with one new word
@@ -43,9 +44,17 @@ guide = AutoDualGaussian(model, inducing=inducing.kmeans(jax.random.key(0), X, 3
 svi = TSVGP(model, guide, optax.adam(0.1))
 result = svi.run(jax.random.key(1), steps, X, y)
 
+# %% How sure are the hyperparameters? NUTS over them alone, with the GP integrated out
+start = init_to_value(values=result.fit.hyper)
+nuts = NUTS(collapse(result.fit), init_strategy=start)
+chains = {"num_chains": 2, "chain_method": "sequential"}
+mcmc = MCMC(nuts, num_warmup=draws, num_samples=draws, **chains)
+with blas_threads():  # its threads compete with XLA's
+    mcmc.run(jax.random.key(4), X, y)
+
 # %% ArviZ: a summary, and the leave-one-out score, from the sites without refitting
-idata = to_arviz(jax.random.key(2), result.fit, num_samples=draws)
-print(az.summary(idata, var_names=["variance", "lengthscale"], kind="stats"))
+idata = to_arviz(jax.random.key(2), result.fit, mcmc=mcmc)
+print(az.summary(idata, var_names=["variance", "lengthscale"]))
 print(loo(result.fit))
 probability = np.asarray(idata["posterior_predictive"]["y"].mean(("chain", "draw")))
 print(f"training accuracy: {np.mean((probability > 0.5) == y):.3f}")

@@ -67,17 +67,20 @@ for i, (ax, fit) in enumerate(zip(np.ravel(axes), fits, strict=False)):
     seen = np.concatenate([b for _, b in batches[: i + 1]])
     old = X[: len(seen)]
     gone = len(seen) - len(batches[i][1])
-    ax.scatter(*old[:gone].T, s=3, color="0.6")
-    ax.scatter(
-        *batches[i][0].T, s=12, c=batches[i][1], cmap="RdBu_r", edgecolors="k", linewidths=0.3
-    )
+    ax.scatter(*old[:gone].T, s=3, color="0.6", label="points that are gone")
+    for k, color in enumerate(("tab:blue", "tab:red")):
+        here = batches[i][0][batches[i][1] == k].T
+        ax.scatter(
+            *here, s=12, color=color, edgecolors="k", linewidths=0.3, label=f"new, class {k}"
+        )
     Z = np.asarray(fit.params["f_auto_inducing"])
-    ax.scatter(*Z.T, marker="+", s=30, color="k", linewidths=0.8, label=f"{len(Z)} inducing inputs")
+    ax.scatter(*Z.T, marker="+", s=30, color="k", linewidths=0.8, label="inducing inputs")
     kept = np.asarray(fit.memory.call.args[0])[: int(fit.memory.count)]
     ax.scatter(*kept.T, s=50, facecolors="none", edgecolors="C2", linewidths=1.5, label="memory")
     hyper = fit.hyper_at(fit.memory.call)
     ax.set_title(f"after {len(seen)} points, lengthscale {float(hyper['scale']):.2f}")
     ax.set(xlim=(-3.2, 3.2), ylim=(-3.2, 3.2), xlabel="$x_1$", ylabel="$x_2$")
-np.ravel(axes)[0].legend(loc="lower right", fontsize=8)
+handles, labels = np.ravel(axes)[0].get_legend_handles_labels()
+fig.legend(handles, labels, loc="outside lower center", ncols=5)
 fig.colorbar(shown, ax=axes, label="probability of class 1", shrink=0.6)
 save(fig, args)
