@@ -86,12 +86,15 @@ def draw(axes, method, olds, grid, values, best, path):
     style = {"colors": "tab:blue", "linewidths": 0.6, "linestyles": "-"}
     top.contour(olds, grid, relative.T, levels=levels, **style)
     top.set(title=method.label, ylabel="new variance", ylim=(0.05, 3.0), xlim=(0.1, 3.0))
-    bottom.plot(olds, olds, color="black", lw=0.7)
+    top.plot([], [], color="tab:blue", lw=0.6, label="contours of the objective")
+    bottom.plot(olds, olds, color="black", lw=0.7, label="new = old")
     corners = np.repeat(path, 2)
-    bottom.plot(corners[:-1], corners[1:], color="black", ls="--", lw=1)
-    bottom.set(xlabel="old variance", ylabel="argmax", ylim=(0.05, 3.0), xlim=(0.1, 3.0))
+    bottom.plot(corners[:-1], corners[1:], color="black", ls="--", lw=1, label="EM from 2.5")
+    bottom.set(ylabel="new variance: argmax of the objective")
+    bottom.set(xlabel="old variance", ylim=(0.05, 3.0), xlim=(0.1, 3.0))
     for ax in axes:
-        ax.plot(olds, best, color="tab:orange")
+        ax.plot(olds, best, color="tab:orange", label="argmax of the objective")
+        ax.legend(fontsize=8)
 
 
 if __name__ == "__main__":
