@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from . import source
-from .source import table
+from .source import number, table
 
 
 def inducing_points() -> str:
@@ -66,11 +66,8 @@ def collapsed_nuts() -> str:
     for n in sorted({n for n, _ in found}):
         both = [found[n, method] for method in ("collapsed", "full")]
         cells = [f"{n:,}"]
-        for key, scale in (("gradient_ms", 1.0), ("gradients_a_draw", 1.0)):
-            cells += [f"{scale * float(r[key]):,.3g}" if r[key] else "" for r in both]
-        for r in both:
-            value = r["ms_an_effective_draw"]
-            cells.append(f"{float(value):,.3g}" if value else "not run")
+        for key in ("gradient_ms", "gradients_a_draw", "ms_an_effective_draw"):
+            cells += [number(float(r[key])) if r[key] else "not run" for r in both]
         rows.append(cells)
     return table(
         [
