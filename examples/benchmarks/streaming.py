@@ -4,7 +4,8 @@
 
 Training data are sorted by one input and come in ten batches, which are then gone, so that the
 stream drifts. Hyperparameters are learned all along. The score is the negative log predictive
-density of held-out points that were not sorted; `mean` and `sd` are over splits.
+density of held-out points that were not sorted; `mean` and `sd` are over splits, and `scores` are
+those of each split.
 """
 
 import argparse
@@ -25,6 +26,7 @@ DATA = Path(__file__).parents[1] / "data"
 parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
 parser.add_argument("--quick", action="store_true", help="a few steps only, for tests")
 parser.add_argument("--output", type=Path, default=Path("streaming.csv"), help="the table")
+parser.add_argument("--methods", nargs="*", help="only these; rows of others are kept")
 options = parser.parse_known_args()[0]
 
 INDUCING, MEMORY, BATCHES = 50, 40, 10
@@ -73,9 +75,11 @@ SETS = {  # model, file, the column that the stream is sorted by
 }
 METHODS = {
     "leverage": {"memory": MEMORY, "select": "leverage"},
+    "importance": {"memory": MEMORY, "select": "importance"},
     "random": {"memory": MEMORY, "select": "random"},
     "none": {"memory": 0},
 }
+WANTED = options.methods or ["batch fit", *METHODS]
 
 
 def run(name, split):
@@ -93,19 +97,20 @@ def run(name, split):
         train = train[:: len(train) // 40]
     batches = [(X[rows], y[rows]) for rows in np.array_split(train, BATCHES)]
 
-    start = time.perf_counter()
-    Z = inducing.greedy(kernels.Matern52(1.0), X[train], min(INDUCING, len(train)))
-    guide = AutoDualGaussian(model, Z, learn_inducing=False)
-    svi = TSVGP(model, guide, optax.adam(0.05))
-    fit = svi.run(
-        jax.random.key(split), BATCH_FIT_STEPS, X[train], y[train], progress_bar=False
-    ).fit
-    yield "batch fit", score(fit, X[test], y[test]), time.perf_counter() - start, np.nan
-    for method, settings in METHODS.items():
+    if "batch fit" in WANTED:
+        start = time.perf_counter()
+        Z = inducing.greedy(kernels.Matern52(1.0), X[train], min(INDUCING, len(train)))
+        guide = AutoDualGaussian(model, Z, learn_inducing=False)
+        svi = TSVGP(model, guide, optax.adam(0.05))
+        fit = svi.run(
+            jax.random.key(split), BATCH_FIT_STEPS, X[train], y[train], progress_bar=False
+        ).fit
+        yield "batch fit", score(fit, X[test], y[test]), time.perf_counter() - start, np.nan
+    for method in [name for name in METHODS if name in WANTED]:
         first = batches[0][0]
         guide = AutoDualGaussian(model, inducing.greedy(kernels.Matern52(1.0), first, 8))
         stream = Stream(
-            model, guide, optax.adam(0.05), num_inducing=INDUCING, steps=STEPS, **settings
+            model, guide, optax.adam(0.05), num_inducing=INDUCING, steps=STEPS, **METHODS[method]
         )
         times = [time.perf_counter()]
         fit = stream.run(
@@ -123,29 +128,38 @@ def run(name, split):
         )
 
 
-rows = []
+HEADER = ["data", "method", "memory", "splits", "mean", "sd", "seconds", "update_ms", "scores"]
+rows = {}
+if options.methods and options.output.exists():
+    with options.output.open(newline="") as file:
+        old = {(row["data"], row["method"]): row for row in csv.DictReader(file)}
+    rows = {key: [row.get(column, "") for column in HEADER] for key, row in old.items()}
 for name in SETS:
     found = {}
     for split in range(SPLITS):
         for method, nlpd, seconds, update in run(name, split):
             found.setdefault(method, []).append((nlpd, seconds, update))
-            print(f"{name:9} {split} {method:10} {nlpd:7.4f} {seconds:6.1f} s {update:7.1f} ms")
+            print(
+                f"{name:9} {split} {method:10} {nlpd:7.4f} {seconds:6.1f} s {update:7.1f} ms",
+                flush=True,
+            )
     for method, results in found.items():
         nlpd, seconds, update = np.array(results).T
-        rows.append(
-            [
-                name,
-                method,
-                MEMORY if method in ("leverage", "random") else 0,
-                SPLITS,
-                f"{nlpd.mean():.4f}",
-                f"{nlpd.std():.4f}",
-                f"{np.median(seconds):.1f}",
-                f"{np.min(update):.0f}",
-            ]
-        )
-with options.output.open("w", newline="") as file:
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["data", "method", "memory", "splits", "mean", "sd", "seconds", "update_ms"])
-    writer.writerows(rows)
+        rows[name, method] = [
+            name,
+            method,
+            METHODS.get(method, {}).get("memory", 0),
+            SPLITS,
+            f"{nlpd.mean():.4f}",
+            f"{nlpd.std():.4f}",
+            f"{np.median(seconds):.1f}",
+            f"{np.min(update):.0f}",
+            " ".join(f"{score:.4f}" for score in nlpd),
+        ]
+    with options.output.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(HEADER)
+        places = {name: i for i, name in enumerate([*SETS, "batch fit", *METHODS])}
+        for key in sorted(rows, key=lambda key: (places[key[0]], places[key[1]])):
+            writer.writerow(rows[key])
 print(f"wrote {options.output}")

@@ -298,8 +298,8 @@ class Fit(Fitted):
         however the fit came about. Point sites are known one by one; those of the points are
         dropped and the others stay, which undoes :meth:`condition`. A fit with tied sites but
         without its data subtracts the sites that the posterior asks for. That is exact for
-        a Gaussian likelihood, and right to first order where sites have converged; where it is not
-        sure, there is a warning.
+        a Gaussian likelihood. For others it is right to first order where sites have converged, and
+        there is a warning.
 
         Args:
           *args: arguments of the model with the data to be taken out.
