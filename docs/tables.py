@@ -16,12 +16,12 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 sys.path[:0] = [str(DOCS)]
 
-from _tables import benchmarks, guides, options, paper  # noqa: E402 (by the path above)
+from _tables import benchmarks, guides, new_data, options, paper  # noqa: E402 (by the path above)
 
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n\n)((?:\|.*\n)*)(\n<!-- end of table -->)")
 TABLES: dict[str, Callable[[], str]] = {
     function.__name__: function
-    for topic in (benchmarks, paper, guides, options)
+    for topic in (benchmarks, paper, guides, new_data, options)
     for function in topic.TABLES
 }
 
