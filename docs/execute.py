@@ -75,9 +75,7 @@ GALLERY = {  # groups, and in each the title and the subject of its examples
     },
 }
 # Examples that have not been executed for the site yet: a card without a page. Keep it empty.
-NOT_EXECUTED: set[str] = {
-    "bayesian_optimization",
-}
+NOT_EXECUTED: set[str] = set()
 
 
 @dataclass

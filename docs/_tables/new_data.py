@@ -1,5 +1,7 @@
 """Numbers of 'New data and decisions'."""
 
+import re
+
 from . import source
 from .source import Row, table
 
@@ -53,4 +55,27 @@ def taken_out() -> str:
     return table([*header, *more], rows)
 
 
-TABLES = (added, taken_out)
+def _runs() -> dict[str, tuple[list[float], dict[str, list[str]]]]:
+    """By method, what the example printed when it was executed: each seed, and means by round."""
+    printed = (source.DOCS / "gallery" / "bayesian_optimization.md").read_text("utf8")
+    found = {}
+    for name, seeds, rounds in re.findall(
+        r"^([\w ,]+): after \d+ rounds, by seed: (.*)\n((?:   round .*\n)+)", printed, re.MULTILINE
+    ):
+        line = r"round (\d+): (\S+ ± \S+); mean of those tried (\S+)"
+        means = {k: [mean, tried] for k, mean, tried in re.findall(line, rounds)}
+        found[name] = [float(rate) for rate in seeds.split()], means
+    return found
+
+
+def optimization() -> str:
+    rows, rounds = [], []
+    for name, (seeds, means) in _runs().items():
+        rounds = list(means)
+        worst = f"{min(seeds):.1f}"
+        rows.append([name, *(mean for mean, _ in means.values()), worst, means[rounds[-1]][1]])
+    header = [f"after {k} rounds" for k in rounds]
+    return table(["settings by", *header, "worst run", "mean of those tried"], rows)
+
+
+TABLES = (added, taken_out, optimization)
