@@ -18,8 +18,6 @@ from numpyro_tsvgp.infer.new_data.online import Online, online
 from numpyro_tsvgp.infer.new_data.stream import Stream
 from numpyro_tsvgp.infer.state import FitError, TSVGPRunResult, TSVGPState
 from numpyro_tsvgp.infer.steps.ep_like import EPLike
-from numpyro_tsvgp.infer.steps.fisher import FisherScoring
-from numpyro_tsvgp.infer.steps.laplace import Laplace
 from numpyro_tsvgp.infer.steps.objective import Bound
 from numpyro_tsvgp.infer.steps.propagation import ExpectationPropagation
 from numpyro_tsvgp.infer.steps.rules import NaturalGradient, Riemannian
@@ -48,11 +46,9 @@ __all__ = [
     "Bound",
     "EPLike",
     "ExpectationPropagation",
-    "FisherScoring",
     "Fit",
     "FitError",
     "GPReparam",
-    "Laplace",
     "NaturalGradient",
     "Online",
     "Riemannian",

@@ -80,7 +80,7 @@ def test_every_data_file_has_its_source_and_licence():
         assert documented or path.name in rows or path.name == "README.md", path.name
 
 
-BENCHMARKS = sorted((EXAMPLES / "benchmarks").glob("*.py"))
+BENCHMARKS = sorted((EXAMPLES / "benchmarks").glob("[!_]*.py"))
 # Names of the column that a table is about.
 MEASURED = ("median_ms", "step_ms", "mean", "nlpd", "loss", "unconstrained")
 MEASURED += ("n_eff", "error", "first_s", "mean_rms")
@@ -91,6 +91,7 @@ MEASURED += ("n_eff", "error", "first_s", "mean_rms")
 def test_benchmark(script, tmp_path, monkeypatch, capsys):
     """In its quick form, which leaves a table of numbers."""
     output = tmp_path / "found"
+    monkeypatch.syspath_prepend(script.parent)
     monkeypatch.setattr(sys, "argv", [str(script), "--quick", "--output", str(output)])
     runpy.run_path(str(script), run_name="__main__")
     table = output / f"{script.stem}.csv" if output.is_dir() else output

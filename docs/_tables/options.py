@@ -5,50 +5,100 @@ from .source import Row, table
 
 Method = tuple[str, str]
 DEFAULT, LIKE = ("NaturalGradient()", "Bound()"), ("NaturalGradient()", "EPLike()")
+TIGHTER = ("NaturalGradient()", "TighterBound(per_point=False)")
 EP = ("ExpectationPropagation(power=1.0)", "EPLike()")
 LAPLACE, FISHER = ("Laplace()", "Bound()"), ("FisherScoring()", "Bound()")
+LAPLACE_LIKE = ("Laplace()", "EPLike()")
+NUTS, GRID = ("NUTS", ""), ("importance", "")
 
 
-def swept() -> dict[str, dict[Method, Row]]:
-    """By model and method, at 60 rows without inducing inputs; the last row of each counts."""
+def swept(*, inducing: bool) -> dict[str, dict[Method, Row]]:
+    """By model and method, at 60 rows."""
     found: dict[str, dict[Method, Row]] = {}
     for row in source.read("data/options.csv"):
-        if (row["n"], row["inducing"]) == ("60", "0"):
+        if row["n"] == "60" and (row["inducing"] != "0") == inducing:
             found.setdefault(row["pair"], {})[row["rule"], row["objective"]] = row
     return found
 
 
-def cell(row: Row | None, column: str, digits: int = 3) -> str:
-    return "" if row is None or row[column] in ("", "nan") else f"{float(row[column]):.{digits}f}"
+def cell(row: Row | None, column: str, digits: int = 3, sign: str = "") -> str:
+    if row is None or row[column] in ("", "nan"):
+        return ""
+    value = round(float(row[column]), digits) + 0.0
+    return f"{value:{sign}.{digits}f}" if abs(value) < 1e4 else f"{value:.0e}"
+
+
+def reference_of(of: dict[Method, Row]) -> Row:
+    return of[GRID if of[DEFAULT]["reference"] == "importance" else NUTS]
 
 
 def options_scores() -> str:
-    methods: list[Method] = [("NUTS", ""), DEFAULT, LIKE, EP, LAPLACE, FISHER]
+    methods: list[Method] = [DEFAULT, LIKE, EP, LAPLACE, FISHER]
     rows = [
-        [pair, *(cell(of.get(m), "nlpd") for m in methods), cell(of[DEFAULT], "coverage", 2)]
-        for pair, of in swept().items()
+        [
+            *(pair, cell(reference_of(of), "nlpd"), *(cell(of.get(m), "nlpd") for m in methods)),
+            *(cell(of.get(m), "nlpd_integrated") for m in (DEFAULT, LIKE)),
+            *(cell(of[DEFAULT], "coverage", 2), cell(of[DEFAULT], "coverage_f", 2)),
+        ]
+        for pair, of in swept(inducing=False).items()
     ]
-    names = ["NUTS", "bound", "`EPLike()`", "EP rule, `EPLike()`", "Laplace", "Fisher"]
-    return table(["model", *names, "inside 80%"], rows)
+    names = ["exact", "bound", "`EPLike()`", "EP rule, `EPLike()`", "Laplace", "Fisher"]
+    integrated = ["bound, integrated", "`EPLike()`, integrated", "y inside 80%", "f inside 80%"]
+    return table(["model", *names, *integrated], rows)
+
+
+def shifts(row: Row | None) -> str:
+    found = [cell(row, f"shift_{k}", 2, "+") for k in ("lengthscale", "variance")]
+    return ", ".join(found) if all(found) else ""
 
 
 def options_biases() -> str:
-    def shifts(row: Row | None) -> str:
-        if row is None or not row["shift_variance"]:
-            return ""
-        return ", ".join(f"{float(row[f'shift_{k}']):+.2f}" for k in ("lengthscale", "variance"))
-
+    methods = (DEFAULT, LIKE, EP, LAPLACE, LAPLACE_LIKE, FISHER)
     rows = []
-    like = [(rule, "EPLike()") for rule, _ in (LAPLACE, FISHER)]
-    for pair, of in swept().items():
-        by_nuts = of[DEFAULT]["reference"] == "NUTS"
-        against = f"NUTS ± {cell(of['NUTS', ''], 'shift_variance', 2)}" if by_nuts else "grid"
-        methods = (DEFAULT, LIKE, EP, LAPLACE, like[0], FISHER, like[1])
+    for pair, of in swept(inducing=False).items():
+        check = of[NUTS if reference_of(of) is of[GRID] else GRID]
+        against = f"{shifts(check)} ± {cell(of[NUTS], 'error_variance', 2)}"
         rows.append([pair, against, *(shifts(of.get(m)) for m in methods)])
-    header = ["model", "against", "bound", "`EPLike()`", "EP rule, `EPLike()`"]
-    for rule in ("Laplace", "Fisher"):
-        header += [f"{rule}, bound", f"{rule}, `EPLike()`"]
+    header = ["model", "NUTS", "bound", "`EPLike()`", "EP rule, `EPLike()`"]
+    header += ["Laplace, bound", "Laplace, `EPLike()`", "Fisher, bound"]
     return table(header, rows)
+
+
+def options_inducing() -> str:
+    methods = (DEFAULT, TIGHTER, LIKE, EP)
+    whole = swept(inducing=False)
+    rows = [
+        [
+            *(pair, cell(whole[pair][DEFAULT], "nlpd")),
+            *(cell(of.get(m), "nlpd") for m in methods),
+            *(shifts(of.get(m)) for m in methods),
+        ]
+        for pair, of in swept(inducing=True).items()
+        if of[DEFAULT]["nlpd"]
+    ]
+    names = ["tighter", "`EPLike()`", "EP rule"]
+    header = ["model", "NLPD without, bound", "NLPD, bound", *names, "bias, bound", *names]
+    return table(header, rows)
+
+
+def options_seconds() -> str:
+    """Medians over models of the time of an iteration, over that of the default on the model."""
+    named = {"bound": DEFAULT, "`EPLike()`": LIKE, "`TighterBound()`": TIGHTER}
+    named |= {"EP rule, `EPLike()`": EP, "Laplace, bound": LAPLACE, "Fisher, bound": FISHER}
+    named |= {"Riemannian, bound": ("Riemannian()", "Bound()")}
+    found = [swept(inducing=inducing) for inducing in (False, True)]
+    rows = []
+    for name, method in named.items():
+        line = [name]
+        for of_pairs in found:
+            ratios = sorted(
+                float(of[method]["seconds"]) / float(of[DEFAULT]["seconds"])
+                for of in of_pairs.values()
+                if method in of and of[method]["seconds"]
+            )
+            line.append(f"{ratios[len(ratios) // 2]:.1f}" if ratios else "")
+        rows.append(line)
+    return table(["", "without inducing inputs", "with ten"], rows)
 
 
 def ep_like_uci() -> str:
@@ -112,6 +162,23 @@ def ordinary_cases() -> str:
     return table(header, rows)
 
 
+def run_cases() -> str:
+    """The hard models through `run`."""
+    rows = []
+    for case, of in rates("run").items():
+        ends = [f"{float(of[rate]['loss']):.2f}" for rate in ("default", "auto")]
+        rows.append([case, *ends, of["default"]["warned"] or "none"])
+    return table(["model", "default rate", "`auto`", "warning at the default rate"], rows)
+
+
+def cost_of_auto() -> str:
+    rows = []
+    for case, of in rates("cost").items():
+        fixed, auto = (float(of[rate]["update_ms"]) for rate in ("0.5", "auto from 0.5"))
+        rows.append([case, f"{fixed:.2f}", f"{auto:.2f}", f"{100 * (auto / fixed - 1):.0f}%"])
+    return table(["", "ms, fixed 0.5", "ms, `auto`", "longer by"], rows)
+
+
 def minibatch_rates() -> str:
     found = rates("minibatch")
     cases = ("banana, logit, E-steps", "banana, logit, EM", "digits 3, 5, 8, softmax, E-steps")
@@ -171,6 +238,7 @@ def curvature_paths() -> str:
 
 
 TABLES = (
-    *(options_scores, options_biases, ep_like_uci),
-    *(hard_cases, ordinary_cases, minibatch_rates, clipped_curvature, curvature_paths),
+    *(options_scores, options_biases, options_inducing, options_seconds, ep_like_uci),
+    *(hard_cases, run_cases, ordinary_cases, cost_of_auto, minibatch_rates),
+    *(clipped_curvature, curvature_paths),
 )

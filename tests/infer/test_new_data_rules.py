@@ -15,12 +15,12 @@ from numpyro_tsvgp import (
     TSVGP,
     AutoDualGaussian,
     ExpectationPropagation,
-    FisherScoring,
-    Laplace,
     NaturalGradient,
     Riemannian,
     kernels,
 )
+from numpyro_tsvgp.infer.steps.fisher import FisherScoring
+from numpyro_tsvgp.infer.steps.laplace import Laplace
 
 RNG = np.random.default_rng(0)
 X = RNG.uniform(-2, 2, 24)

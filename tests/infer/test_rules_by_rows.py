@@ -19,13 +19,13 @@ from numpyro_tsvgp import (
     AutoDualGaussian,
     EPLike,
     ExpectationPropagation,
-    FisherScoring,
-    Laplace,
     NaturalGradient,
     kernels,
     loo,
     whiten,
 )
+from numpyro_tsvgp.infer.steps.fisher import FisherScoring
+from numpyro_tsvgp.infer.steps.laplace import Laplace
 
 ARVIZ_1 = int(importlib.metadata.version("arviz").split(".")[0]) >= 1
 KEY = jax.random.key(0)

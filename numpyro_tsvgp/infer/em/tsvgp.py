@@ -51,9 +51,8 @@ class TSVGP(Driver):
       rule: what an E-step makes of the gradients of the likelihood, and what becomes of negative
         curvature, which likelihoods that are not log-concave (Student-t, heteroscedastic, mixtures)
         ask for: :class:`~numpyro_tsvgp.NaturalGradient` (the default) counts it as zero,
-        :class:`~numpyro_tsvgp.Riemannian` keeps it. Others are
-        :class:`~numpyro_tsvgp.ExpectationPropagation`, :class:`~numpyro_tsvgp.Laplace` and
-        :class:`~numpyro_tsvgp.FisherScoring`.
+        :class:`~numpyro_tsvgp.Riemannian` keeps it.
+        :class:`~numpyro_tsvgp.ExpectationPropagation` matches moments in place of the bound.
       objective: what the M-step improves: the bound by default, :class:`~numpyro_tsvgp.EPLike` or
         :class:`~numpyro_tsvgp.TighterBound`.
       **static_kwargs: keyword arguments of the model that are the same in every call, as in SVI.

@@ -25,14 +25,15 @@ class FisherScoring(Blending):
     like any other point: for a Student-t it is :math:`(\nu + 1) / ((\nu + 3) \sigma^2)` everywhere.
     At the fixed point the mean is the best one for its variances, :math:`m = K \alpha`, and the
     variances are those of the information. For a Gaussian likelihood, and for Bernoulli with
-    logits, it is the default rule.
+    logits, it is the default rule. In measurements it did not pay (see 'Which option?' in the
+    documentation), so that it is here to compare with, and not in the namespace of the package.
 
     The average over data needs a distribution of NumPyro with finitely many values
     (``enumerate_support``), with a location and a scale on the real line, or with quantiles
     (``icdf``), and one data point for each function value. Others are refused.
 
     Examples:
-      >>> from numpyro_tsvgp import FisherScoring
+      >>> from numpyro_tsvgp.infer.steps.fisher import FisherScoring
       >>> FisherScoring()
       FisherScoring()
 

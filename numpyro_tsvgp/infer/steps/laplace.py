@@ -23,10 +23,12 @@ class Laplace(Blending):
     At its fixed point the mean is the mode, :math:`m = K \alpha`, and the covariance that of
     Laplace's approximation, negative curvature counted as zero. A step needs three evaluations
     of the likelihood where expectations need twenty. Where the posterior is skewed, its mode is not
-    its mean: the default rule is more accurate, and the bound is no higher at this fixed point.
+    its mean: the default rule is more accurate, and the bound is no higher at this fixed point. In
+    measurements it did not pay (see 'Which option?' in the documentation), so that it is here to
+    compare with, and not in the namespace of the package.
 
     Examples:
-      >>> from numpyro_tsvgp import Laplace
+      >>> from numpyro_tsvgp.infer.steps.laplace import Laplace
       >>> Laplace()
       Laplace()
 
