@@ -149,14 +149,19 @@ def _check_inputs(name: str, sites: list[GPSite]) -> None:
     )
 
 
+@jax.jit
+def _matrices(kernel: Any, X: jax.Array) -> jax.Array:
+    return kernel(X, X)
+
+
 def _correlations(site: GPSite, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    kernel, shape = site.process().kernel, site.gp.X.shape
+    shape = site.gp.X.shape
 
     def inputs(x: np.ndarray) -> Any:
         return jnp.asarray(x[:, 0] if len(shape) == 1 else x, site.gp.X.dtype)
 
-    both = np.asarray(kernel(inputs(np.concatenate([a, b])), inputs(np.concatenate([a, b]))))
-    both = both[0]
+    both = np.asarray(_matrices(site.gp.kernel, inputs(np.concatenate([a, b]))))
+    both = both.reshape(-1, *both.shape[-2:])[0]
     n = len(a)
     with np.errstate(divide="ignore", invalid="ignore"):
         scale = np.sqrt(np.diagonal(both)[:n] * np.diagonal(both)[n:])
