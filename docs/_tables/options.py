@@ -12,11 +12,11 @@ LAPLACE_LIKE = ("Laplace()", "EPLike()")
 NUTS, GRID = ("NUTS", ""), ("importance", "")
 
 
-def swept(*, inducing: bool) -> dict[str, dict[Method, Row]]:
-    """By model and method, at 60 rows."""
+def swept(*, inducing: bool, few_rows: bool = True) -> dict[str, dict[Method, Row]]:
+    """By model and method, at 60 rows or at more of them."""
     found: dict[str, dict[Method, Row]] = {}
     for row in source.read("data/options.csv"):
-        if row["n"] == "60" and (row["inducing"] != "0") == inducing:
+        if (row["n"] == "60") == few_rows and (row["inducing"] != "0") == inducing:
             found.setdefault(row["pair"], {})[row["rule"], row["objective"]] = row
     return found
 
@@ -79,6 +79,21 @@ def options_inducing() -> str:
     names = ["tighter", "`EPLike()`", "EP rule"]
     header = ["model", "NLPD without, bound", "NLPD, bound", *names, "bias, bound", *names]
     return table(header, rows)
+
+
+def options_more_rows() -> str:
+    """Without inducing inputs, and with them."""
+    rows = []
+    with_inducing = swept(inducing=True, few_rows=False)
+    for pair, of in swept(inducing=False, few_rows=False).items():
+        fewer = with_inducing[pair]
+        found = [of[DEFAULT], of[LIKE], *(fewer[m] for m in (DEFAULT, TIGHTER, LIKE))]
+        sizes = [of[DEFAULT]["n"], fewer[DEFAULT]["inducing"]]
+        scored = [cell(row, "nlpd") for row in (reference_of(of), *found)]
+        rows.append([pair, *sizes, *scored, *map(shifts, found)])
+    names = ["`EPLike()`", "bound, inducing inputs", "tighter", "`EPLike()`"]
+    header = ["model", "rows", "inducing inputs", "NLPD, exact", "bound", *names]
+    return table([*header, "bias, bound", *names], rows)
 
 
 def options_seconds() -> str:
@@ -238,7 +253,8 @@ def curvature_paths() -> str:
 
 
 TABLES = (
-    *(options_scores, options_biases, options_inducing, options_seconds, ep_like_uci),
+    *(options_scores, options_biases, options_inducing, options_more_rows),
+    *(options_seconds, ep_like_uci),
     *(hard_cases, run_cases, ordinary_cases, cost_of_auto, minibatch_rates),
     *(clipped_curvature, curvature_paths),
 )
