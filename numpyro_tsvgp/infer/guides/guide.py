@@ -216,10 +216,9 @@ class GPGuide(AutoGuide):
         """
         signature = (sites, call.whole)
         if key is not None or signature not in self._hyper_guides:
-            seed = jax.random.key(0) if key is None else key
             make = starting_at(self.make_hyper_guide, self.init_loc_fn)
-            made = HyperGuide(make, self.model, sites, self.prefix, call, seed)
-            if _traced(seed):  # its initial values belong to the trace
+            made = HyperGuide(make, self.model, sites, self.prefix, call, key)
+            if key is not None and _traced(key):  # its initial values belong to the trace
                 return made
             self._hyper_guides[signature] = made
         return self._hyper_guides[signature]

@@ -66,7 +66,7 @@ class HyperGuide:
       sites: the hyperparameters.
       prefix: the middle part of the names of parameters.
       call: arguments of the model, of which shapes matter.
-      key: seed of initial values.
+      key: seed of initial values; None where they do not matter.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class HyperGuide:
         sites: HyperSites,
         prefix: str,
         call: Call,
-        key: Array,
+        key: Array | None = None,
     ) -> None:
         self.names = sites.names
         self.autoguide: AutoGuide | None = None
@@ -99,7 +99,7 @@ class HyperGuide:
             one_at_a_time,
             jax.ensure_compile_time_eval(),
             handlers.block(),
-            handlers.seed(rng_seed=key),
+            handlers.seed(rng_seed=jax.random.key(0) if key is None else key),
         ):
             self.autoguide(*still.args, **still.kwargs)
 
@@ -190,7 +190,7 @@ class HyperGuide:
         }
 
 
-def _start_at_point(guide: AutoGuide, call: Call, key: Array) -> bool:
+def _start_at_point(guide: AutoGuide, call: Call, key: Array | None) -> bool:
     """Gives a guide of points its start, as NumPyro would; False if that was not possible.
 
     An autoguide looks for a start where the density and its gradient are finite, which costs about
@@ -201,10 +201,13 @@ def _start_at_point(guide: AutoGuide, call: Call, key: Array) -> bool:
         return False
     strategy = guide.init_loc_fn
     strategy = strategy if isinstance(strategy, partial) else strategy()
-    if strategy.func is init_to_uniform:  # on the unconstrained scale, by keys of its own
+    if key is None:
+        strategy = _anywhere
+    elif strategy.func is init_to_uniform:  # on the unconstrained scale, by keys of its own
         return False
     try:
-        with one_at_a_time, handlers.block(), handlers.seed(rng_seed=key):
+        seed = jax.random.key(0) if key is None else key
+        with one_at_a_time, handlers.block(), handlers.seed(rng_seed=seed):
             first_try = jax.random.split(numpyro.prng_key())[1]  # as NumPyro splits it
             start = handlers.seed(_DefaultKey(guide.model), first_try)
             start = handlers.substitute(start, substitute_fn=strategy)
@@ -225,6 +228,14 @@ def _start_at_point(guide: AutoGuide, call: Call, key: Array) -> bool:
     guide._init_locs = {name: site["value"] for name, site in sites.items()}
     guide._event_dims = {name: site["fn"].event_dim for name, site in sites.items()}
     return True
+
+
+def _anywhere(site: Message) -> Any:
+    """Some value that a site can have, without a draw."""
+    if site["type"] != "sample" or site["is_observed"]:
+        return None
+    fn = site["fn"]
+    return fn.support.feasible_like(np.zeros(fn.shape(site["kwargs"]["sample_shape"])))
 
 
 class _DefaultKey(Messenger):
