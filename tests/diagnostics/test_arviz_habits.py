@@ -100,6 +100,7 @@ def test_what_nuts_found_subtracts_and_concatenates(model):
         assert ours.posterior["f"].dims == ("chain", "draw", "kinds", "data")
 
 
+@pytest.mark.slow
 def test_labels(result):
     years, coming = 2000 + np.arange(N), np.array([2010, 2011, 2012])
     data = converted(

@@ -90,6 +90,7 @@ def at_the_mode():
 # ---- fits ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_means_are_right_with_a_point_estimate_and_variances_those_given_it():
     fitted = Fitted(optim=optax.adam(0.1), site_lr=1.0)
     with pytest.warns(UserWarning, match="'b'.*means are right.*variances.*too small.*collapse"):

@@ -17,6 +17,7 @@ import pytest
 from numpyro import handlers
 from numpyro.infer.autoguide import AutoNormal
 from scipy.stats import multivariate_normal, norm
+from tiers import cases
 
 from numpyro_tsvgp import (
     GP,
@@ -103,9 +104,7 @@ def left_out(i, n):
     return np.arange(n) != i
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=[pytest.mark.slow] * (k != "tied")) for k in KINDS]
-)
+@pytest.mark.parametrize("kind", cases(KINDS, fast=("tied",)))
 def test_loo_is_exact_for_a_gaussian_likelihood(kind):
     normal = normal_fit(kind)
     X, y, mask = normal.args
@@ -128,7 +127,7 @@ def test_loo_is_exact_for_a_gaussian_likelihood(kind):
     assert "24 observations" in str(elpd)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", cases(KINDS, fast=("tied",)))
 def test_influence_is_exact_for_a_gaussian_likelihood(kind):
     normal = normal_fit(kind)
     X, y, mask = normal.args
@@ -148,6 +147,7 @@ def test_influence_is_exact_for_a_gaussian_likelihood(kind):
     assert found["influence"].dims == ("data",)
 
 
+@pytest.mark.slow
 def test_refining_leaves_what_is_exact():
     """E-steps without a point, from its cavity, which are where they lead to already."""
     normal = normal_fit("tied")
@@ -216,6 +216,7 @@ def as_mcmc(collapsed, **draws):
     )
 
 
+@pytest.mark.slow
 def test_draws_of_hyperparameters_are_weighted(of_variance):
     normal = normal_fit("full")
     mcmc = as_mcmc(collapse(normal.fit, refresh=0), variance=of_variance.draws)

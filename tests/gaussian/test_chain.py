@@ -218,6 +218,7 @@ class _ByGaps:
         return self.space.step(jnp.zeros_like(t1), t1)
 
 
+@pytest.mark.slow
 def test_small_matrices():
     rng = np.random.default_rng(2)
     for d in (3, 6):

@@ -43,6 +43,7 @@ def test_factor_and_its_first_two_derivatives(which):
         )
 
 
+@pytest.mark.slow
 def test_factors_of_batches_and_under_nested_vmap():
     X = np.random.default_rng(1).standard_normal((2, 3, 4))
     A = jax.vmap(jax.vmap(spd))(X)

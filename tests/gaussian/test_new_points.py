@@ -145,7 +145,7 @@ def test_of_two_points_at_one_input_the_one_meant_goes():
     np.testing.assert_array_equal(left.quadratic, np.delete(sites.quadratic, 2, 1))
 
 
-@each("tied", "moving", "points", "moments", "whitened moments", fast=("moving",))
+@each("tied", "moving", "points", "moments", "whitened moments", fast=())
 def test_other_inducing_inputs(kind, own):
     """Sums are statements about f at the old inputs, which the new inducing values predict."""
     sites = sites_of(4, len(X))
@@ -199,6 +199,7 @@ def test_no_inducing_inputs_to_move():
         kept.with_inducing(process_at(False, X, kept), jnp.asarray(Z), mean_at(Z))
 
 
+@pytest.mark.slow
 @each("tied", "points", "full points", "whitened moments", fast=("full points",))
 def test_new_points_act_through_the_covariance(kind, own):
     """Adding a point moves the mean elsewhere along the covariance with it."""

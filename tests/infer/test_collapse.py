@@ -225,6 +225,7 @@ def test_marginals_are_mixtures_over_draws(fit):
     assert collapsed.marginals(thinned)["f"].batch_shape == (N,)
 
 
+@pytest.mark.slow
 def test_weights_of_an_exact_posterior_are_equal(fit):
     weights = collapse(fit, refresh=1).log_weights(jax.random.key(0), POINTS, num_draws=3)
     # f given u has the jitter's standard deviation of 1e-4, over a noise of 0.1.

@@ -48,6 +48,7 @@ def test_a_second_start_and_evaluation_compile_nothing():
     assert again(evaluated) == 0
 
 
+@pytest.mark.slow
 def test_marginals_compile_one_program_for_a_new_number_of_rows():
     fit = canonical.result("labels").fit
     fit.marginals(X_NEW)

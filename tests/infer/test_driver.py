@@ -106,6 +106,7 @@ def test_parameters_are_constrained_and_states_are_not():
 # ---- compilation -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_compilation_for_one_shape():
     driver = adam()
     state, _ = driver.update(driver.start, X, Y)
@@ -255,6 +256,7 @@ def test_m_steps():
     assert_close(loss, value)  # the loss before the last of the three steps
 
 
+@pytest.mark.slow
 def test_one_evaluation_for_both_steps_is_both_steps(monkeypatch):
     """With one M-step the E-step is part of its evaluation; that changes no number."""
     apart, together = Driver(optax.adam(0.03), e_steps=2), adam()

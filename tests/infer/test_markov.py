@@ -360,8 +360,16 @@ def with_kernel(kernel):
     [
         (kernels.RBF(), (5,), "GP site 'f' cannot have Markov sites: the kernel RBF has no"),
         (kernels.Matern12(), (5, 2), "functions of one input, the time"),
-        (kernels.Periodic(0.1), (5,), "lengthscale of 0.1 needs order=39, it has order=10"),
-        (kernels.Periodic(base=kernels.Matern12), (5,), "over Matern12 .* too many harmonics"),
+        pytest.param(
+            *(kernels.Periodic(0.1), (5,)),
+            "lengthscale of 0.1 needs order=39, it has order=10",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *(kernels.Periodic(base=kernels.Matern12), (5,)),
+            "over Matern12 .* too many harmonics",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_refused_in_words(kernel, shape, words):

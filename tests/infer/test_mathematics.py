@@ -150,6 +150,7 @@ def test_gaussian_likelihood_gives_titsias_bound_and_sgpr(line):
     np.testing.assert_allclose(np.cov(f.T), covariance, atol=5 * largest * 0.0141)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [pytest.param("Z = X", marks=pytest.mark.slow), "t-VGP"])
 def test_gaussian_likelihood_at_all_inputs_is_exact_regression(line, case):
     X, y = line

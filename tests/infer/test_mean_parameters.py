@@ -75,6 +75,7 @@ def fit(model, inputs, inducing, y, kind, hyper_guide, start):
     return {name: np.asarray(values)[10_000:].mean(0) for name, values in path.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [pytest.param(k, marks=pytest.mark.slow if k != "tied" else ()) for k in KINDS]
 )

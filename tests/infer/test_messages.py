@@ -346,6 +346,7 @@ def small_machine(monkeypatch):
     monkeypatch.setattr(memory, "memory", lambda: 10_000)
 
 
+@pytest.mark.slow
 def test_no_inducing_inputs_for_many_rows(small_machine):
     svi = make(other, None)
     svi.init(KEY, X[:25], Y[:25])

@@ -201,6 +201,7 @@ def converged(state) -> float:
     return float(loss)
 
 
+@pytest.mark.slow
 def test_a_stochastic_fit_comes_close():
     """Batches as arguments: a rate that decays like 1/t averages their noise away."""
     whole, start = full_driver()

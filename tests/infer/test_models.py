@@ -660,6 +660,7 @@ def test_mean_function():
 # ---- the same model elsewhere ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_rest_of_numpyro_sees_an_ordinary_distribution():
     """Prior Predictive draws from the model; MCMC and autoguides see its joint density."""
     prior = Predictive(poisson_model, num_samples=4, params={"lengthscale": 0.25})(

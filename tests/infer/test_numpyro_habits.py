@@ -207,6 +207,7 @@ def improper(X, y=None):
         numpyro.sample("y", dist.Normal(f, noise), obs=y)
 
 
+@pytest.mark.slow
 def test_improper_priors():
     found = run(make(improper), X, Y)
     assert np.isfinite(found.losses).all()

@@ -551,6 +551,7 @@ def test_models_without_them(model, y, objective, words):
         svi.init(KEY, X, y)
 
 
+@pytest.mark.slow
 def test_collapse_refuses_as_well():
     X = np.linspace(-2, 2, 20)
     fit = (

@@ -347,6 +347,7 @@ def test_draws_of_a_minibatch_fit_factorise_once():
     assert draws["f"].shape == (N,)
 
 
+@pytest.mark.slow
 def test_predictions_under_jit():
     """Parameters and inputs may be traced; the guide has seen its model before."""
     guide, params = fit()

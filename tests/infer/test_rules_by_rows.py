@@ -133,6 +133,7 @@ def test_ep_is_that_of_a_dense_reference(name, power):
         assert abs(float(slope)) < 1e-5
 
 
+@pytest.mark.slow
 def test_ep_with_inducing_inputs_and_a_gaussian_likelihood_is_fitc():
     Z = np.linspace(-2, 2, 4)
     fit = fitted("normal", ExpectationPropagation(), Z, sites="untied", learn_inducing=False)
@@ -172,6 +173,7 @@ def test_leaving_out_a_point_of_an_ep_fit():
 # ---- Laplace ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_laplace_is_at_the_mode():
     """By Newton's method on the log joint, which finite differences call stationary."""
     y = DATA["poisson"]
@@ -235,6 +237,7 @@ def test_fisher_information_of_a_student_t():
     assert not np.allclose(sites(fitted("student", NaturalGradient()))[1], quadratic, rtol=0.1)
 
 
+@pytest.mark.slow
 def test_fisher_information_of_a_probit():
     fit = fitted("probit", FisherScoring())
     q = fit.marginals()["f"]

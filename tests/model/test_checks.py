@@ -687,6 +687,7 @@ def test_all_rows_of_minibatches_are_looked_at(monkeypatch, chunk):
     look(of_batches(8), X, COUNTS)
 
 
+@pytest.mark.slow
 def test_all_entries_of_two_plates_are_looked_at(monkeypatch):
     monkeypatch.setattr(batches, "_ROWS_AT_ONCE", 16)
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.scipy.special import log_ndtr, logsumexp
+from tiers import cases
 
 from numpyro_tsvgp.model.reads import Offence, Source, reads, terms
 
@@ -340,7 +341,7 @@ def _check(case: Case, found: Any, points: int = 3) -> tuple[np.ndarray, np.ndar
     return low, high
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", cases(CASES, fast=list(CASES)[::3]))
 def test_reads_and_terms_are_what_derivatives_say(name: str) -> None:
     case = CASES[name]
     found, opaque = terms(lambda f, _: case.function(f), jnp.zeros((2, N)), SOURCE)

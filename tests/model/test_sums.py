@@ -7,6 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
+from tiers import cases
 
 from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
 from numpyro_tsvgp.gaussian.quadrature import (
@@ -99,7 +100,7 @@ def test_what_reads_more_than_a_sum_is_seen(name):
     assert not reads_sums(OTHERS[name], reading, call, ())
 
 
-@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize("name", cases(SUMS, fast=list(SUMS)[:2]))
 def test_integrals_along_sums_are_those_over_all_functions(name):
     """A grid over both functions, fine enough, gives the same value and the same sites."""
     model = SUMS[name]
@@ -138,6 +139,7 @@ def test_a_fit_goes_along_sums():
     )
 
 
+@pytest.mark.slow
 def test_weights_that_are_zero():
     """A sum of nothing has no variance; what it says of the functions is zero, not NaN."""
     model = model_of(lambda f, u: dist.Poisson(jnp.exp(0.0 * f + 0.0 * u)))

@@ -146,6 +146,7 @@ def test_data_frames():
 # ---- moments ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_matrices_and_entropy_are_those_of_a_multivariate_normal():
     for q in (gp(), gp(SCALES[:, None], mean=np.arange(N))):
         expected = normal(q)
@@ -255,6 +256,7 @@ def step_event(f, scale):
     return f, g
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "step",
     [

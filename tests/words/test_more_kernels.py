@@ -159,6 +159,7 @@ def test_gradients_are_finite_where_inputs_coincide(evaluated):
             assert along == pytest.approx(expected, rel=1e-4, abs=1e-9), name
 
 
+@pytest.mark.slow
 def test_batches():
     X = np.random.default_rng(0).normal(size=(4, 2))
     two = np.array([[0.5], [1.5]])

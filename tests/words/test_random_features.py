@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiers import cases
 
 from numpyro_tsvgp import kernels as K
 
@@ -49,7 +50,7 @@ EXACT = {
 }
 
 
-@pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.parametrize("name", cases(RANDOM, fast=list(RANDOM)[::5]))
 def test_features_have_the_covariance_of_the_kernel(name):
     kernel, allowed = RANDOM[name]
     features = kernel.random_features(jax.random.key(0), 512, 2)
@@ -61,13 +62,14 @@ def test_features_have_the_covariance_of_the_kernel(name):
     np.testing.assert_allclose((phi**2).sum(-1), sd**2, rtol=1e-10)
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", cases(EXACT, fast=("Linear",)))
 def test_exact_features(name):
     kernel, X = EXACT[name]
     phi = kernel.random_features(jax.random.key(0), 16, 2)(X)
     np.testing.assert_allclose(phi @ phi.mT, kernel(X, X), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_map_is_a_function_and_keys_make_others():
     kernel = K.Matern52(0.7)
     one, other = (kernel.random_features(jax.random.key(s), 8, 2) for s in (0, 1))
