@@ -421,6 +421,7 @@ def test_subsampling_plates_give_all_their_data():
     assert not fit.data.whole  # the fit itself still subsamples
 
 
+@pytest.mark.slow
 def test_axes_are_named_after_plates():
     """Without a draw: those of functions in a plate, of events and of what follows from them."""
 

@@ -163,6 +163,7 @@ def test_batches_as_arguments_average_to_the_whole():
     assert np.mean(losses) == pytest.approx(float(whole.evaluate(state, X, Y)), rel=1e-10)
 
 
+@pytest.mark.slow
 def test_one_update_draws_one_batch():
     """E-step and M-step see the same random rows, the next update sees others."""
     seen = []

@@ -60,6 +60,7 @@ def test_stretched_inputs_are_a_lengthscale():
     assert np.sqrt(np.mean((a.mean - np.sin(4.0 * NEW)) ** 2)) < 0.15
 
 
+@pytest.mark.slow
 def test_sites_of_points_through_inducing_inputs():
     """Inducing inputs are in the stretched space; with enough of them the fit is the same."""
     ours = fit(stretched, inducing=tuple(WIDE), sites="untied")

@@ -144,6 +144,7 @@ def test_many_data_sets_at_once(svi):
 # ---- the guide -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_deterministic_sites_are_drawn(svi, result):
     for draws in (
         result.fit.sample(KEY, X[:5], sample_shape=(2, 3)),

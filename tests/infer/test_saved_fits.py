@@ -71,7 +71,7 @@ def fitted(guide, **options):
     return svi.fit(state, X, Y)
 
 
-FAST = ("tied, learned inputs", "full", "moments at the data")
+FAST = ("tied, learned inputs",)
 
 
 @pytest.mark.parametrize(
