@@ -26,6 +26,7 @@ from numpyro_tsvgp.infer.guides.hyper import Params
 from numpyro_tsvgp.infer.importance import standard_normals
 from numpyro_tsvgp.infer.standing import doubts
 from numpyro_tsvgp.infer.steps.density import scene_at
+from numpyro_tsvgp.infer.steps.objective import Bound
 from numpyro_tsvgp.model.likelihood import density, log_prior
 from numpyro_tsvgp.model.read import is_observed, on_some_rows, run_with
 
@@ -46,6 +47,9 @@ _STANDARD_ERRORS = 5.0
 _SPREAD = 0.5
 _NUM_HYPER = 256
 _REFRESH = 3
+# Nats a point by which an objective may exceed the bound. Where it stands in for the evidence of
+# the same model these are a few tenths.
+_EXCESS = 1.0
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,8 @@ class Audit:
         the GPs integrated out; None where hyperparameters are points. It is zero for the exact
         posterior.
       doubts: what is approximated and no longer right at the hyperparameters of the fit.
+      excess: by how much an objective other than the bound exceeds the bound of the same posterior,
+        in nats; None for the bound itself, and where the audit looked at some of the rows.
     """
 
     expected: dict[str, float]
@@ -74,6 +80,7 @@ class Audit:
     floored: int
     spread: float | None
     doubts: tuple[str, ...] = ()
+    excess: float | None = None
 
     @property
     def concerns(self) -> list[str]:
@@ -94,6 +101,13 @@ class Audit:
                 f"One more E-step would change the objective by {self.gain:.3g} nats: the sites "
                 "have not converged. Run more steps, or finish with optim=None for a few; if the "
                 "change does not shrink, with a smaller site_lr."
+            )
+        if self.excess is not None and not self.excess <= _EXCESS * self.points:
+            out.append(
+                f"The objective exceeds the bound of the same posterior by {self.excess:.3g} nats, "
+                f"{self.excess / self.points:.2g} a point. It may have a maximum that is none of "
+                "the evidence, at large variances; or the bound is loose. Fit with the bound "
+                "(objective=None), start from that fit, and use more inducing inputs."
             )
         if self.spread is not None and not self.spread <= _SPREAD:
             out.append(
@@ -180,7 +194,8 @@ def audit(
     if hyperparameters:
         keys = jax.random.split(key_hyper, _NUM_HYPER)
         spread = float(np.std(np.asarray(_hyper_weights(fit, keys))))
-    expected, drawn, error, gain, floored = jax.device_get(found)
+    expected, drawn, error, gain, floored, excess = jax.device_get(found)
+    is_other = is_whole and not fit.objective.is_bound
     return Audit(
         {name: float(v) for name, v in expected.items()},
         {name: float(v) for name, v in drawn.items()},
@@ -190,6 +205,7 @@ def audit(
         int(floored),
         spread,
         tuple(doubts(fit)),
+        float(excess) if is_other else None,
     )
 
 
@@ -213,7 +229,7 @@ def _densities(fit: Fit, pinned: Params, values: Mapping[str, Array]) -> dict[st
 @partial(jax.jit, static_argnums=0)
 @full_precision()
 def _compare(settings: tuple[bool, bool], fit: Fit, noise: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Expectations by quadrature, by draws with their errors; the gain of an E-step; floors."""
+    """Expectations by quadrature and by draws, with errors; gain of an E-step; floors; excess."""
     jointly, is_whole = settings
     hyper = fit.hyper
     reading = fit.read(hyper=hyper)
@@ -239,8 +255,14 @@ def _compare(settings: tuple[bool, bool], fit: Fit, noise: Mapping[str, Any]) ->
     pairs = {site: v.reshape(2, -1).mean(0) for site, v in each.items()}
     drawn = {site: v.mean() for site, v in pairs.items()}
     error = {site: v.std() / v.size**0.5 for site, v in pairs.items()}
-    gain = evidence_of(fit, hyper, 1) - evidence_of(fit, hyper, 0) if is_whole else 0.0
-    return {site: expectation(site) for site in each}, drawn, error, gain, _floored(fit, hyper)
+    gain = excess = jnp.zeros(())
+    if is_whole:
+        here = evidence_of(fit, hyper, 0)
+        gain = evidence_of(fit, hyper, 1) - here
+        if not fit.objective.is_bound:
+            excess = here - evidence_of(dataclasses.replace(fit, objective=Bound()), hyper, 0)
+    expected = {site: expectation(site) for site in each}
+    return expected, drawn, error, gain, _floored(fit, hyper), excess
 
 
 def _floored(fit: Fit, hyper: Params) -> Array:

@@ -13,7 +13,7 @@ import optax
 import pytest
 from numpyro.infer.autoguide import AutoNormal
 
-from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, kernels
+from numpyro_tsvgp import GP, TSVGP, AutoDualGaussian, EPLike, kernels
 from numpyro_tsvgp.model import checks
 from numpyro_tsvgp.model.coupling import Couplings
 
@@ -180,6 +180,28 @@ def test_draws_are_of_the_guide():
     assert 0 < report.standard_error["y"] < 0.2
     assert report.gain == pytest.approx(0.0, abs=1e-6)
     assert (report.points, report.floored, report.spread) == (N, 0, None)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The fit")  # has diverged, or ended worse, in losses of EPLike
+def test_an_objective_that_runs_away_from_the_bound(banana):
+    """With few inducing inputs EPLike is far above the bound at large variances."""
+
+    def model(X, y=None, variance=1.0):
+        f = numpyro.sample("f", GP(variance * kernels.Matern52(0.5), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+
+    guide = AutoDualGaussian(model, banana.X[:10], learn_inducing=False)
+    svi = TSVGP(model, guide, None, objective=EPLike(), site_lr=0.1)
+    found = []
+    for variance in (np.array(5.0), np.array(500.0)):
+        fit = svi.run(jax.random.key(0), 60, *banana, variance, progress_bar=False).fit
+        found.append(fit.audit(KEYS[0]))
+    ordinary, large = found
+    assert 0 < ordinary.excess < 0.5 * len(banana.y) and large.excess > 2.0 * len(banana.y)
+    said = [any("exceeds the bound" in words for words in report.concerns) for report in found]
+    assert said == [False, True]
 
 
 def test_a_run_says_what_its_audit_found():
