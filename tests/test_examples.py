@@ -83,7 +83,7 @@ def test_every_data_file_has_its_source_and_licence():
 BENCHMARKS = sorted((EXAMPLES / "benchmarks").glob("[!_]*.py"))
 # Names of the column that a table is about.
 MEASURED = ("median_ms", "step_ms", "mean", "nlpd", "loss", "unconstrained")
-MEASURED += ("n_eff", "error", "first_s", "mean_rms")
+MEASURED += ("n_eff", "error", "first_s", "mean_rms", "gradient_ms")
 
 
 @pytest.mark.slow

@@ -108,7 +108,7 @@ def main():
     parser.add_argument("--methods", nargs="*", default=["collapsed", "full"])
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
-    sizes, draws = ([20], 10) if args.quick else (args.sizes, args.draws)
+    sizes, draws = ([30], 10) if args.quick else (args.sizes, args.draws)
     rows = []
     for n in sizes:
         X, y = counts(n)
